@@ -1,0 +1,5 @@
+//! The executor: verify, admit, journal, effect, journal, answer. Lanes, cancellation, and a file a kind.
+
+pub mod lanes;
+
+pub use lanes::Lanes;

@@ -1,0 +1,108 @@
+//! Named steps at which a simulation build can be killed, so that a test can crash the real program exactly
+//! there. In a production build `hit` is empty.
+//!
+//! `BCD_FAILPOINT=<step>` kills the process (SIGKILL) when the step is reached; `<step>:<n>` the n-th time.
+
+/// A step of a command's life, or of a join.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Step(&'static str);
+
+macro_rules! steps {
+    ($($(#[$doc:meta])* $name:ident = $text:literal;)+) => {
+        $($(#[$doc])* pub const $name: Step = Step($text);)+
+        /// Every step.
+        pub const ALL: &[Step] = &[$($name,)+];
+    };
+}
+
+steps! {
+    /// The node has taken a Command frame.
+    RECEIVED = "node.received";
+    /// ACCEPTED is written, not yet committed.
+    ACCEPT_WRITTEN = "node.accept-written";
+    /// ACCEPTED is durable.
+    ACCEPTED = "node.accepted";
+    /// ACCEPTED was handed to the wire.
+    ACCEPTED_SENT = "node.accepted-sent";
+    /// RUNNING is written, not yet committed.
+    RUN_WRITTEN = "node.run-written";
+    /// RUNNING is durable.
+    RUNNING = "node.running";
+    /// The begun record exists, perhaps not yet durable.
+    BEGUN_CREATED = "node.begun-created";
+    /// The begun record is durable.
+    BEGUN = "node.begun";
+    /// RUNNING was handed to the wire.
+    RUNNING_SENT = "node.running-sent";
+    /// The effect has started.
+    EFFECT_STARTED = "node.effect-started";
+    /// The effect has ended.
+    EFFECT_ENDED = "node.effect-ended";
+    /// DONE is written, not yet committed.
+    DONE_WRITTEN = "node.done-written";
+    /// DONE is durable.
+    DONE = "node.done";
+    /// The result was handed to the wire.
+    RESULT_SENT = "node.result-sent";
+    /// The ack of a result came.
+    ACK_RECEIVED = "node.ack-received";
+    /// The tombstone is durable.
+    TOMBSTONE = "node.tombstone";
+    /// The join's key file exists.
+    JOIN_KEY = "join.key-written";
+    /// The join's request is about to be sent.
+    JOIN_PENDING = "join.pending-written";
+    /// The join's answer came and was verified.
+    JOIN_ANSWERED = "join.answered";
+    /// The new journal exists.
+    JOIN_JOURNAL = "join.journal-made";
+    /// identity.json was renamed into place.
+    JOIN_IDENTITY = "join.identity-written";
+    /// The gateway has marked a command dispatched, durably.
+    GATEWAY_DISPATCHED = "gateway.dispatched";
+    /// The gateway handed a command to the wire.
+    GATEWAY_SENT = "gateway.sent";
+    /// An update came, nothing is written yet.
+    GATEWAY_UPDATE = "gateway.update";
+    /// An update is durable at the gateway.
+    GATEWAY_STORED = "gateway.stored";
+    /// An ack was handed to the wire.
+    GATEWAY_ACKED = "gateway.acked";
+    /// The Hello transaction is durable, no Welcome was sent.
+    GATEWAY_HELLO = "gateway.hello";
+    /// A join is durable at the gateway, no answer was sent.
+    GATEWAY_JOINED = "gateway.joined";
+}
+
+impl Step {
+    /// Its name in `BCD_FAILPOINT`.
+    pub fn name(self) -> &'static str {
+        self.0
+    }
+}
+
+/// Marks that the program is at `step`.
+#[cfg(not(feature = "fakehw"))]
+pub fn hit(_step: Step) {}
+
+/// Marks that the program is at `step`; dies here when it was told to.
+#[cfg(feature = "fakehw")]
+pub fn hit(step: Step) {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static ARMED: OnceLock<Option<(String, AtomicU32)>> = OnceLock::new();
+    let armed = ARMED.get_or_init(|| {
+        let text = std::env::var("BCD_FAILPOINT").ok()?;
+        let (name, count) = match text.split_once(':') {
+            Some((name, count)) => (name.to_owned(), count.parse().ok()?),
+            None => (text, 1),
+        };
+        Some((name, AtomicU32::new(count)))
+    });
+    if let Some((name, left)) = armed
+        && name == step.name()
+        && left.fetch_sub(1, Ordering::Relaxed) == 1
+    {
+        let _ = nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::Signal::SIGKILL);
+    }
+}

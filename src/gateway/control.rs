@@ -1,0 +1,195 @@
+//! The control socket of the reference gateway: one JSON request a line, one JSON response a line.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::model::{CommandId, NodeId};
+
+/// What may be asked.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "kebab-case")]
+pub enum Request {
+    /// Puts a command into a node's queue.
+    Enqueue {
+        /// For whom.
+        node: NodeId,
+        /// The kind's name, as it will stand in the body.
+        kind: String,
+        /// The arguments, verbatim.
+        args: Box<RawValue>,
+        /// not_after lies this far ahead, seconds.
+        ttl_s: u64,
+        /// A command id of the caller's; absent: a new one.
+        #[serde(default)]
+        id: Option<CommandId>,
+    },
+    /// Cancels a command.
+    Cancel {
+        /// Which.
+        id: CommandId,
+    },
+    /// One command.
+    Show {
+        /// Which.
+        id: CommandId,
+    },
+    /// Waits until a command is terminal, or the time is over; then as `show`.
+    Wait {
+        /// Which.
+        id: CommandId,
+        /// At most this long, ms.
+        timeout_ms: u64,
+    },
+    /// Commands, newest first.
+    List {
+        /// Of this node only.
+        #[serde(default)]
+        node: Option<NodeId>,
+        /// At most so many.
+        limit: u32,
+    },
+    /// Every command with its times and counts, oldest first, for the simulator's invariants.
+    History,
+    /// The nodes.
+    Nodes,
+    /// Events of the gateway behind a number.
+    Events {
+        /// The last number seen; 0 for all.
+        after: u64,
+        /// Waits up to this long for one, ms.
+        #[serde(default)]
+        wait_ms: u64,
+    },
+    /// A new join ticket.
+    Ticket {
+        /// Machines that may use it.
+        uses: u32,
+        /// Holds this long, seconds.
+        ttl_s: u64,
+        /// Site of the machines.
+        site: String,
+    },
+    /// Empties the gateway: sessions are told to redial elsewhere, new ones are refused.
+    Drain {
+        /// Spread over this long, ms.
+        max_delay_ms: u32,
+    },
+    /// Ends a drain.
+    Undrain,
+    /// Counts.
+    Stats,
+}
+
+/// What is answered.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Response {
+    /// The id of an enqueued command.
+    Enqueued(CommandId),
+    /// Done.
+    Done,
+    /// One command; absent: not known here.
+    Command(Option<Box<CommandView>>),
+    /// Commands.
+    Commands(Vec<CommandView>),
+    /// Nodes.
+    Nodes(Vec<NodeView>),
+    /// Events.
+    Events(Vec<EventView>),
+    /// A ticket's one line.
+    Ticket(String),
+    /// Counts.
+    Stats(Stats),
+    /// Not done; why.
+    Error(String),
+}
+
+/// One command, as the gateway knows it. Times are ms since the Unix epoch by the gateway's clock.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct CommandView {
+    /// The command.
+    pub id: CommandId,
+    /// For whom.
+    pub node: NodeId,
+    /// Its kind.
+    pub kind: String,
+    /// `pending`, `dispatched`, `accepted`, `running`, `succeeded`, `failed`, `cancelled`, `rejected`, `expired`.
+    pub state: String,
+    /// Reason token; empty for none.
+    pub reason: String,
+    /// For people.
+    pub message: String,
+    /// `none`, `complete`, `unknown`; empty before the end.
+    pub effect: String,
+    /// Deliveries.
+    pub deliveries: u32,
+    /// Executions, as the node says.
+    pub attempt: u32,
+    /// The kind's output, JSON; empty for none.
+    pub output: String,
+    /// How often its terminal state changed; more than once breaks I1.
+    pub terminal_changes: u32,
+    /// Results that came after it had ended and said the same or otherwise (late facts).
+    pub late_facts: u32,
+    /// Times.
+    pub enqueued_ms: i64,
+    /// First dispatch; 0 for none.
+    pub dispatched_ms: i64,
+    /// First ACCEPTED; 0 for none.
+    pub accepted_ms: i64,
+    /// The end; 0 for none.
+    pub ended_ms: i64,
+}
+
+/// One node.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct NodeView {
+    /// The node.
+    pub node: NodeId,
+    /// `connected` or `disconnected`.
+    pub state: String,
+    /// Its epoch.
+    pub epoch: u64,
+    /// Where it stands.
+    pub site: String,
+    /// Boot id of its last Hello.
+    pub boot_id: String,
+    /// Its daemon's version.
+    pub version: String,
+    /// Age of its last frame, ms.
+    pub last_seen_age_ms: u64,
+    /// Free credits as last reported.
+    pub free_credits: BTreeMap<String, u32>,
+}
+
+/// One event of the gateway.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct EventView {
+    /// Its number.
+    pub seq: u64,
+    /// When, ms since the Unix epoch by the gateway's clock.
+    pub at_ms: i64,
+    /// Its type, such as `node.connected`.
+    pub kind: String,
+    /// About whom.
+    pub node: String,
+    /// What, JSON.
+    pub detail: serde_json::Value,
+}
+
+/// Counts since the gateway's store was made.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Stats {
+    /// Live sessions.
+    pub sessions: u64,
+    /// Nodes joined.
+    pub nodes: u64,
+    /// Commands by state.
+    pub commands: BTreeMap<String, u64>,
+    /// Hello transactions.
+    pub hellos: u64,
+    /// Refusals by token.
+    pub refused: BTreeMap<String, u64>,
+}

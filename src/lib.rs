@@ -1,0 +1,25 @@
+//! `bcd`, the node agent. The modules stand in the order of a command's path; docs/architecture.md tells it.
+//!
+//! ```text
+//! frame in → Verified<Command> → Admitted → Durable<Accepted> → Durable<Running> → effect → Durable<Done> → frame out
+//! ```
+
+pub mod model;
+
+pub mod clock;
+pub mod failpoint;
+
+pub mod wire;
+
+pub mod session;
+
+pub mod admission;
+
+pub mod journal;
+
+pub mod exec;
+
+pub mod identity;
+
+#[cfg(feature = "fakehw")]
+pub mod gateway;

@@ -1,0 +1,105 @@
+//! Strict JSON: a doubled key is refused everywhere, an unknown one is told apart from every other error.
+//!
+//! Structs refuse doubled fields by serde's own derive; maps must be a [`StrictMap`]. Unknown fields are
+//! gathered, so that `unsupported-field` and `invalid-arguments` never pass for each other.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// What is wrong with a strict document.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StrictError {
+    /// A field that this build does not know; its path.
+    #[error("unknown field {0}")]
+    UnsupportedField(String),
+    /// Anything else: not JSON, a doubled key, a wrong type, a value out of range.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+/// Parses strict JSON.
+///
+/// # Errors
+/// See [`StrictError`]; an error of shape wins over an unknown field.
+pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StrictError> {
+    let mut unknown: Option<String> = None;
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let value = serde_ignored::deserialize(&mut json, |path| {
+        unknown.get_or_insert_with(|| path.to_string());
+    })
+    .map_err(|error| StrictError::Invalid(error.to_string()))?;
+    json.end().map_err(|error| StrictError::Invalid(error.to_string()))?;
+    match unknown {
+        Some(path) => Err(StrictError::UnsupportedField(path)),
+        None => Ok(value),
+    }
+}
+
+/// A map that refuses a doubled key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct StrictMap<V>(pub BTreeMap<String, V>);
+
+impl<V> Default for StrictMap<V> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for StrictMap<V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Unique<V>(PhantomData<V>);
+        impl<'de, V: Deserialize<'de>> Visitor<'de> for Unique<V> {
+            type Value = StrictMap<V>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map without doubled keys")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<StrictMap<V>, A::Error> {
+                let mut map = BTreeMap::new();
+                while let Some((key, value)) = access.next_entry::<String, V>()? {
+                    if map.contains_key(&key) {
+                        return Err(serde::de::Error::custom(format_args!("doubled key {key:?}")));
+                    }
+                    map.insert(key, value);
+                }
+                Ok(StrictMap(map))
+            }
+        }
+        deserializer.deserialize_map(Unique(PhantomData))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Deserialize, PartialEq)]
+    struct Doc {
+        n: u32,
+        #[serde(default)]
+        map: StrictMap<u32>,
+    }
+
+    #[test]
+    fn an_unknown_field_is_told_apart_from_every_other_error() {
+        assert!(parse::<Doc>(br#"{"n":1,"map":{"a":1}}"#).is_ok());
+        let unknown = parse::<Doc>(br#"{"n":1,"limit":2}"#);
+        assert_eq!(unknown, Err(StrictError::UnsupportedField("limit".into())));
+        for bad in [
+            &br#"{"n":1,"n":2}"#[..],
+            br#"{"n":1,"map":{"a":1,"a":2}}"#,
+            br#"{"n":-1}"#,
+            br#"{"n":1} x"#,
+            br#"{"n":1"#,
+            b"\xff",
+        ] {
+            assert!(matches!(parse::<Doc>(bad), Err(StrictError::Invalid(_))), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! What the executor has to say, on its way to the wire: one bounded queue that never makes the executor wait.
+//!
+//! A passing answer that finds the queue full is dropped (the next Hello settles it); a result that finds it full
+//! is only noted, since it stands in the journal, and is read from there when there is room.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::mpsc;
+
+use crate::journal::Durable;
+use crate::model::{Answer, Done};
+
+/// Answers that may wait for the wire: every command in flight (26 by default credits) with three answers each,
+/// with room for ten times as many.
+const CAPACITY: usize = 1024;
+
+/// Something to say of a command.
+#[derive(Debug)]
+pub enum Outgoing {
+    /// REFUSED, ACCEPTED or RUNNING: said once, to whom it concerns now.
+    Passing(Answer),
+    /// A result: said again at every Welcome until it is acked.
+    Result(Durable<Done>),
+}
+
+/// The executor's end.
+#[derive(Debug, Clone)]
+pub struct OutboxSender {
+    queue: mpsc::Sender<Outgoing>,
+    missed: Arc<AtomicBool>,
+}
+
+/// The session's end.
+#[derive(Debug)]
+pub struct Outbox {
+    queue: mpsc::Receiver<Outgoing>,
+    missed: Arc<AtomicBool>,
+}
+
+/// A new outbox.
+pub fn outbox() -> (OutboxSender, Outbox) {
+    let (sender, queue) = mpsc::channel(CAPACITY);
+    let missed = Arc::new(AtomicBool::new(false));
+    (OutboxSender { queue: sender, missed: Arc::clone(&missed) }, Outbox { queue, missed })
+}
+
+impl OutboxSender {
+    /// Hands over; never waits.
+    pub fn send(&self, outgoing: Outgoing) {
+        if let Err(mpsc::error::TrySendError::Full(Outgoing::Result(_))) = self.queue.try_send(outgoing) {
+            self.missed.store(true, Ordering::Release);
+        }
+    }
+}
+
+impl Outbox {
+    /// The next one; absent when the executor is gone. Dropping the future loses nothing.
+    pub async fn next(&mut self) -> Option<Outgoing> {
+        self.queue.recv().await
+    }
+
+    /// Forgets everything queued: what matters of it stands in the journal. Called before a Hello is built, so that
+    /// nothing is said twice in one session.
+    pub fn drain(&mut self) {
+        while self.queue.try_recv().is_ok() {}
+        self.missed.store(false, Ordering::Release);
+    }
+
+    /// Whether a result found the queue full since the last call: then the journal must be read.
+    pub fn take_missed(&self) -> bool {
+        self.missed.swap(false, Ordering::AcqRel)
+    }
+}

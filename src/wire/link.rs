@@ -1,0 +1,123 @@
+//! A link: four calls (open, send, receive, close with a reason), whatever the transport.
+
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+
+use super::pb;
+use crate::model::Reason;
+
+/// `host:port` of a gateway. A host may be a name, an IPv4 address or an IPv6 address in brackets.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Endpoint {
+    /// Without brackets.
+    pub host: String,
+    /// TCP port.
+    pub port: u16,
+}
+
+/// How an attempt or a session ended, as far as the peer or the transport said.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{detail}")]
+pub struct LinkEnd {
+    /// What kind of end.
+    pub kind: EndKind,
+    /// The reason token: the peer's `bcd-reason`, or our own word for a local end. Absent: none or unknown.
+    pub reason: Option<Reason>,
+    /// The peer's `grpc-retry-pushback-ms`, when well-formed; at most 15 minutes.
+    pub pushback: Option<Duration>,
+    /// For people: one sentence.
+    pub detail: String,
+}
+
+/// What kind of end, as session.md's reactions need it. gRPC's codes end here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndKind {
+    /// UNAVAILABLE or RESOURCE_EXHAUSTED from the peer.
+    Unavailable,
+    /// ABORTED from the peer.
+    Aborted,
+    /// UNAUTHENTICATED from the peer, or a TLS alert.
+    Unauthenticated,
+    /// PERMISSION_DENIED, INVALID_ARGUMENT or FAILED_PRECONDITION from the peer: an operator must act.
+    Refused,
+    /// The peer closed the stream in order.
+    Closed,
+    /// The peer asked for calm (GOAWAY ENHANCE_YOUR_CALM): double the keep-alive interval.
+    Calm,
+    /// The server's certificate does not hold: wrong name, wrong CA, out of its time.
+    ServerUntrusted,
+    /// Everything else: name, connect, timeout, broken connection, unknown status.
+    Lost,
+}
+
+/// The send queue is full or the link has ended; the frame is given back.
+#[derive(Debug)]
+pub struct NotSent(pub Box<pb::NodeFrame>);
+
+/// An open link. Frames go out in the order of `send`.
+pub trait Link: Send {
+    /// Queues a frame; never waits.
+    ///
+    /// # Errors
+    /// The bounded queue is full, or the link has ended (`receive` says how).
+    fn send(&mut self, frame: pb::NodeFrame) -> Result<(), NotSent>;
+
+    /// How many frames may be queued now.
+    fn room(&self) -> usize;
+
+    /// The next frame; `Err` once, when the link has ended. Dropping the future loses nothing.
+    fn receive(&mut self) -> BoxFuture<'_, Result<pb::GatewayFrame, LinkEnd>>;
+
+    /// Resolves when everything queued has been handed to the transport, or the link has ended.
+    fn flushed(&mut self) -> BoxFuture<'_, ()>;
+
+    /// Ends the link: queued frames (a Goodbye among them) are flushed for at most `within`, then the call is
+    /// cancelled.
+    fn close(self: Box<Self>, within: Duration) -> BoxFuture<'static, ()>;
+}
+
+/// Opens links.
+pub trait Dialer: Send + Sync {
+    /// Name, connect, TLS and HTTP/2 together; the caller sets the deadline. The first frame goes with the call.
+    fn open(
+        &self,
+        endpoint: &Endpoint,
+        first: pb::NodeFrame,
+        keep_alive: Duration,
+    ) -> BoxFuture<'_, Result<Box<dyn Link>, LinkEnd>>;
+}
+
+/// A string that names no endpoint.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("not an endpoint: {0:?} (host:port, such as gw1.lab.example:443 or [::1]:7443)")]
+pub struct BadEndpoint(pub String);
+
+impl std::str::FromStr for Endpoint {
+    type Err = BadEndpoint;
+    fn from_str(text: &str) -> Result<Self, BadEndpoint> {
+        let bad = || BadEndpoint(text.chars().take(80).collect());
+        let (host, port) = text.rsplit_once(':').ok_or_else(bad)?;
+        let host = match host.strip_prefix('[') {
+            Some(inner) => inner.strip_suffix(']').ok_or_else(bad)?,
+            None if host.contains(':') => return Err(bad()),
+            None => host,
+        };
+        let port = port.parse().ok().filter(|port| *port != 0).ok_or_else(bad)?;
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':');
+        if host.is_empty() || host.len() > 253 || !host.chars().all(plain) {
+            return Err(bad());
+        }
+        Ok(Self { host: host.to_owned(), port })
+    }
+}
+
+impl std::fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}

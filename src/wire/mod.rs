@@ -1,0 +1,19 @@
+//! Frames ⇄ model, version negotiation, envelopes, and the link that carries them.
+//!
+//! Only [`grpc`] and the gateway name a transport; everything else sees a [`link::Link`].
+
+pub mod dsse;
+pub mod frames;
+pub mod grpc;
+pub mod link;
+#[cfg(feature = "fakehw")]
+pub mod memory;
+pub mod status;
+pub mod tls;
+pub mod version;
+
+/// The generated types of `proto/bcd/v1`.
+#[allow(missing_docs, clippy::all, clippy::pedantic)]
+pub mod pb {
+    tonic::include_proto!("bcd.v1");
+}

@@ -1,0 +1,69 @@
+//! The reason token and the pushback in gRPC metadata.
+
+use std::time::Duration;
+
+use tonic::{Code, Status};
+
+use crate::model::Reason;
+
+/// The trailer with the reason token.
+pub const REASON: &str = "bcd-reason";
+/// The standard trailer that says when to come back, ms.
+pub const PUSHBACK: &str = "grpc-retry-pushback-ms";
+/// A pushback is followed up to this.
+pub const MAX_PUSHBACK: Duration = Duration::from_secs(15 * 60);
+
+/// A refusal or end with its token and, where the other side should come back at a time, the pushback.
+pub fn refusal(code: Code, reason: Reason, message: &str, pushback: Option<Duration>) -> Status {
+    let mut status = Status::new(code, message);
+    let metadata = status.metadata_mut();
+    metadata.insert(REASON, tonic::metadata::MetadataValue::from_static(reason.token()));
+    if let Some(pushback) = pushback
+        && let Ok(value) = pushback.as_millis().to_string().parse()
+    {
+        metadata.insert(PUSHBACK, value);
+    }
+    status
+}
+
+/// The token of a status, when it carries one that this build knows.
+pub fn reason(status: &Status) -> Option<Reason> {
+    Reason::from_token(status.metadata().get(REASON)?.to_str().ok()?)
+}
+
+/// The pushback of a status: missing, malformed or negative is none; more than 15 minutes is 15 minutes.
+pub fn pushback(status: &Status) -> Option<Duration> {
+    let ms: u64 = status.metadata().get(PUSHBACK)?.to_str().ok()?.parse().ok()?;
+    Some(Duration::from_millis(ms).min(MAX_PUSHBACK))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_carries_its_token_and_pushback() {
+        let status = refusal(
+            Code::ResourceExhausted,
+            Reason::Storm,
+            "too many handshakes",
+            Some(Duration::from_millis(1500)),
+        );
+        assert_eq!(reason(&status), Some(Reason::Storm));
+        assert_eq!(pushback(&status), Some(Duration::from_millis(1500)));
+    }
+
+    #[test]
+    fn a_missing_malformed_or_negative_pushback_is_ignored_and_a_long_one_capped() {
+        let with = |value: &'static str| {
+            let mut status = Status::unavailable("x");
+            status.metadata_mut().insert(PUSHBACK, value.parse().expect("ascii"));
+            pushback(&status)
+        };
+        assert_eq!(pushback(&Status::unavailable("x")), None);
+        assert_eq!(with("-1"), None);
+        assert_eq!(with("soon"), None);
+        assert_eq!(with("1e3"), None);
+        assert_eq!(with("99999999"), Some(MAX_PUSHBACK));
+    }
+}

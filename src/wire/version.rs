@@ -1,0 +1,100 @@
+//! Version negotiation: a range on both sides, the highest common one wins.
+//!
+//! Each gate is a named constant with a comment that says what an absence means. A field or frame of version N is
+//! emitted only when the negotiated version is at least N.
+
+use crate::model::Reason;
+
+/// The newest version whose numbers are a contract.
+pub const NEWEST: u32 = 1;
+/// The lowest version that this build speaks.
+pub const MIN: u32 = 1;
+/// The highest version that this build speaks. Simulation builds carry one test version above the newest, so that
+/// the gates are exercised.
+pub const MAX: u32 = if cfg!(feature = "fakehw") { NEWEST + 1 } else { NEWEST };
+
+/// `Heartbeat.peer_proto_max`, a diagnostic of the test version: absent means "not said" and changes nothing.
+pub const GATE_PEER_PROTO_MAX: u32 = 2;
+
+/// A range of versions; never empty, never with zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    min: u32,
+    max: u32,
+}
+
+impl Range {
+    /// What this build speaks.
+    pub const OWN: Self = Self { min: MIN, max: MAX };
+
+    /// A range as a peer claims it. An absent (zero) minimum means exactly the maximum.
+    ///
+    /// # Errors
+    /// The maximum is 0 or below the minimum: `protocol-range`.
+    pub fn from_wire(min: u32, max: u32) -> Result<Self, Reason> {
+        let min = if min == 0 { max } else { min };
+        if max == 0 || min > max { Err(Reason::ProtocolRange) } else { Ok(Self { min, max }) }
+    }
+
+    /// The lowest version.
+    pub fn min(self) -> u32 {
+        self.min
+    }
+
+    /// The highest version.
+    pub fn max(self) -> u32 {
+        self.max
+    }
+
+    /// Whether `version` lies within.
+    pub fn contains(self, version: u32) -> bool {
+        (self.min..=self.max).contains(&version)
+    }
+
+    /// The gateway's choice for a node that speaks `node`.
+    ///
+    /// # Errors
+    /// No overlap: which side to upgrade.
+    pub fn choose(self, node: Self) -> Result<u32, Reason> {
+        if node.max < self.min {
+            Err(Reason::ProtocolTooOld)
+        } else if node.min > self.max {
+            Err(Reason::ProtocolTooNew)
+        } else {
+            Ok(node.max.min(self.max))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(min: u32, max: u32) -> Range {
+        Range::from_wire(min, max).expect("a range")
+    }
+
+    #[test]
+    fn the_highest_common_version_is_chosen() {
+        assert_eq!(range(1, 3).choose(range(2, 5)), Ok(3));
+        assert_eq!(range(1, 3).choose(range(1, 2)), Ok(2));
+    }
+
+    #[test]
+    fn an_absent_minimum_means_exactly_the_maximum() {
+        assert_eq!(range(0, 4), range(4, 4));
+    }
+
+    #[test]
+    fn an_empty_or_zero_range_is_refused_protocol_range() {
+        assert_eq!(Range::from_wire(0, 0), Err(Reason::ProtocolRange));
+        assert_eq!(Range::from_wire(1, 0), Err(Reason::ProtocolRange));
+        assert_eq!(Range::from_wire(3, 2), Err(Reason::ProtocolRange));
+    }
+
+    #[test]
+    fn no_overlap_names_the_side_to_upgrade() {
+        assert_eq!(range(3, 4).choose(range(1, 2)), Err(Reason::ProtocolTooOld));
+        assert_eq!(range(1, 2).choose(range(3, 4)), Err(Reason::ProtocolTooNew));
+    }
+}
