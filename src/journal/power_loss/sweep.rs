@@ -1,0 +1,254 @@
+//! Crashes a run at every operation, in every mode, and looks at what a new process finds.
+
+use std::path::Path;
+use std::str::FromStr as _;
+
+use tempfile::TempDir;
+
+use super::crash::{Crash, Mode, Platter};
+use super::disk::{Image, Op};
+use super::vfs::Vfs;
+use super::workload::{self, COMMANDS, Ledger, Level, Scenario};
+use crate::journal::{Admission, Journal};
+use crate::model::{JournalId, Reason};
+
+/// Runs the one case that it names, `<point>:<mode>:<seed>`, of the test that is started; a second crash, within
+/// the recovery from the first, behind a `/`.
+const REPLAY: &str = "BCD_POWER_LOSS";
+
+/// What is wrong after a crash.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// Less is there than was proven durable.
+    Lost(String),
+    /// An effect has happened, and a redelivery would cause it again.
+    EffectForgotten(String),
+    /// More, or something else, is there than was ever written.
+    Invented(String),
+    /// The file is damaged, or does not open.
+    Corrupt(String),
+}
+
+/// What a sweep saw.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    pub(super) cases: usize,
+    pub(super) lost: usize,
+    pub(super) effects_forgotten: usize,
+    pub(super) invented: usize,
+    pub(super) corrupt: usize,
+    /// The first few, each with what replays it.
+    pub(super) first: Vec<String>,
+}
+
+impl Tally {
+    pub(super) fn bad(&self) -> usize {
+        self.lost + self.effects_forgotten + self.invented + self.corrupt
+    }
+
+    fn count(&mut self, case: &str, faults: &[Fault]) {
+        self.cases += 1;
+        for fault in faults {
+            *match fault {
+                Fault::Lost(_) => &mut self.lost,
+                Fault::EffectForgotten(_) => &mut self.effects_forgotten,
+                Fault::Invented(_) => &mut self.invented,
+                Fault::Corrupt(_) => &mut self.corrupt,
+            } += 1;
+            if self.first.len() < 8 {
+                self.first.push(format!("{REPLAY}={case}: {fault:?}"));
+            }
+        }
+    }
+}
+
+/// The case that the environment asks for.
+pub(super) fn replay() -> Option<Vec<Crash>> {
+    let text = std::env::var(REPLAY).ok()?;
+    Some(text.split('/').map(|crash| Crash::from_str(crash).expect(REPLAY)).collect())
+}
+
+/// A run that was recorded, and the place to crash it in.
+pub(super) struct Sweep {
+    scenario: Scenario,
+    vfs: Vfs,
+    state: TempDir,
+    ledger: Ledger,
+    trace: Vec<Op>,
+}
+
+impl Sweep {
+    pub(super) fn record(scenario: Scenario) -> Self {
+        let state = tempfile::tempdir().expect("a directory");
+        let vfs = Vfs::new();
+        let ledger = workload::run(&vfs, &scenario, state.path());
+        let trace = vfs.disk().trace().to_vec();
+        Self { scenario, vfs, state, ledger, trace }
+    }
+
+    /// Crashes at every point, `seeds` times where chance decides.
+    pub(super) fn every_crash(&self, seeds: u64) -> Tally {
+        let mut tally = Tally::default();
+        for (crash, image) in crashes(&Image::new(), &self.trace, seeds, |_| true) {
+            tally.count(&crash.to_string(), &self.check(image, crash.point));
+        }
+        tally
+    }
+
+    /// Crashes at every `stride`th point, and then at every point of the recovery from it.
+    pub(super) fn every_crash_of_recoveries(&self, stride: usize) -> Tally {
+        let mut tally = Tally::default();
+        let sampled = |crash: Crash| crash.point % stride == 0 && crash.mode == Mode::Torn;
+        for (first, image) in crashes(&Image::new(), &self.trace, 1, sampled) {
+            let trace = self.recovery_of(image.clone());
+            for (second, image) in crashes(&image, &trace, 1, |_| true) {
+                tally.count(&format!("{first}/{second}"), &self.check(image, first.point));
+            }
+        }
+        tally
+    }
+
+    /// One case, as [`REPLAY`] names it.
+    pub(super) fn one_case(&self, case: &[Crash]) -> Vec<Fault> {
+        let (mut image, mut trace) = (Image::new(), self.trace.clone());
+        for (nth, crash) in case.iter().enumerate() {
+            if nth > 0 {
+                trace = self.recovery_of(image.clone());
+            }
+            let mut platter = Platter::new(&image);
+            trace.iter().take(crash.point).for_each(|op| platter.step(op));
+            image = platter.crash(*crash);
+        }
+        self.check(image, case[0].point)
+    }
+
+    /// What opening and recovering does to a disk.
+    fn recovery_of(&self, image: Image) -> Vec<Op> {
+        self.vfs.boot(image);
+        let opened = self.open();
+        let trace = self.vfs.disk().trace().to_vec();
+        self.vfs.disk().cut_power();
+        drop(opened);
+        trace
+    }
+
+    fn open(&self) -> anyhow::Result<Journal> {
+        let new_id = JournalId::new("j-anew")?;
+        workload::open(&self.vfs, &self.scenario, self.state.path(), "i-2", new_id)
+    }
+
+    /// Starts anew on what the crash left, and compares it with the ledger.
+    fn check(&self, image: Image, point: usize) -> Vec<Fault> {
+        self.vfs.boot(image);
+        let mut faults = Vec::new();
+        match self.open() {
+            Ok(journal) => {
+                if let Err(error) = self.look(&journal, point, &mut faults) {
+                    faults.push(Fault::Corrupt(format!("{error:#}")));
+                }
+                self.vfs.disk().cut_power();
+            }
+            Err(error) => {
+                self.vfs.disk().cut_power();
+                faults.push(Fault::Corrupt(format!("{error:#}")));
+            }
+        }
+        faults
+    }
+
+    fn look(&self, journal: &Journal, point: usize, faults: &mut Vec<Fault>) -> anyhow::Result<()> {
+        let word: String = workload::now(
+            journal.submit(|core| core.conn.query_row("PRAGMA integrity_check", [], |row| row.get(0))),
+        )?;
+        if word != "ok" {
+            faults.push(Fault::Corrupt(word));
+        }
+        if point >= self.ledger.opened && journal.id() != workload::journal_id() {
+            faults.push(Fault::Lost(format!("the journal itself; there is {}", journal.id())));
+        }
+        if journal.last_epoch() < self.ledger.epoch(point) {
+            faults.push(Fault::Lost(format!("the epoch; there is {}", journal.last_epoch())));
+        }
+        for command in 0..COMMANDS {
+            let level = level(journal, command, faults)?;
+            let (least, most) = self.ledger.bounds(command, point);
+            if level < least {
+                faults.push(Fault::Lost(format!(
+                    "command {command}: {least:?} was proven, there is {level:?}"
+                )));
+            }
+            if level > most {
+                faults.push(Fault::Invented(format!("command {command}: {level:?} was never asked for")));
+            }
+            if self.ledger.effect_began(command, point) {
+                redeliver(journal, command, faults)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A command that may have had its effect is delivered again: it must have ended, or be one that may run twice.
+fn redeliver(journal: &Journal, command: usize, faults: &mut Vec<Fault>) -> anyhow::Result<()> {
+    match workload::now(journal.admit(workload::verified(command), workload::context()))? {
+        Admission::Ended(_) => {}
+        Admission::Restarted(_) if workload::retry_safe(command) => {}
+        other => faults.push(Fault::EffectForgotten(format!("command {command}: {other:?}"))),
+    }
+    Ok(())
+}
+
+/// How far a command has come, by the journal's own answers.
+fn level(journal: &Journal, command: usize, faults: &mut Vec<Fault>) -> anyhow::Result<Level> {
+    use crate::journal::State;
+    let id = workload::id(command);
+    let Some(done) = workload::now(journal.result(id.clone()))? else {
+        let row = workload::now(journal.submit(move |core| crate::journal::rows::find(&core.conn, &id)))?;
+        return Ok(match row.map(|row| row.state) {
+            None => Level::Absent,
+            Some(State::Accepted) => Level::Accepted,
+            Some(State::Running | State::Done | State::Tombstone) => Level::Running,
+        });
+    };
+    let outcome = done.into_inner().outcome;
+    if outcome.reason == Some(Reason::Interrupted) {
+        return Ok(Level::Running);
+    }
+    let wanted = workload::outcome(command);
+    let mut buried = wanted.clone();
+    buried.output = Vec::new();
+    buried.message = Reason::AlreadyDone.token().to_owned();
+    if outcome == buried {
+        return Ok(Level::Tombstone);
+    }
+    if outcome != wanted {
+        faults.push(Fault::Invented(format!("command {command} ended with {outcome:?}")));
+    }
+    Ok(Level::Done)
+}
+
+/// Every crash of a trace that began on `image`, with what it leaves. Where nothing is unsynced all are the same
+/// one; where chance does not decide, one seed says it all.
+fn crashes<'a>(
+    image: &Image,
+    trace: &'a [Op],
+    seeds: u64,
+    wanted: impl Fn(Crash) -> bool + 'a,
+) -> impl Iterator<Item = (Crash, Image)> + 'a {
+    let mut platter = Platter::new(image);
+    (0..=trace.len()).flat_map(move |point| {
+        if let Some(op) = point.checked_sub(1).and_then(|last| trace.get(last)) {
+            platter.step(op);
+        }
+        let modes = Mode::ALL.iter().take(if platter.is_clean() { 1 } else { Mode::ALL.len() });
+        let drawn = modes.flat_map(|(mode, _)| {
+            (0..if mode.draws() { seeds } else { 1 }).map(move |seed| Crash { point, mode: *mode, seed })
+        });
+        drawn.filter(|crash| wanted(*crash)).map(|crash| (crash, platter.crash(crash))).collect::<Vec<_>>()
+    })
+}
+
+/// Where the real part of a state lies; it holds the lock alone.
+pub(super) fn nothing_left_in(state: &Path) -> bool {
+    std::fs::read_dir(state.join("begun")).is_ok_and(|mut entries| entries.next().is_none())
+}
