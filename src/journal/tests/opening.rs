@@ -37,7 +37,7 @@ async fn every_setting_holds_in_an_open_journal() {
     let machine = Machine::new();
     let journal = machine.start();
     let db = machine.db();
-    let again = journal.submit(move |core| Ok(settings::apply(&core.conn, &db).map_err(|e| e.to_string())));
+    let again = journal.submit(move |core| Ok(settings::verify(&core.conn, &db).map_err(|e| e.to_string())));
     assert_eq!(again.await.expect("read"), Ok(()));
     let found = journal
         .submit(|core| {
@@ -222,9 +222,9 @@ fn an_error_that_is_not_corruption_leaves_the_file_where_it_is() {
 async fn a_join_replaces_a_rowless_journal_and_no_other() {
     let machine = Machine::new();
     let options = machine.options(Mode::Inline);
-    Locked::create(&options, Some(at(NOW)), journal_id("j-second")).expect("replaced");
+    Locked::create(&options, Some(at(ISSUED)), journal_id("j-second")).expect("replaced");
     let journal = machine.start();
-    assert_eq!((journal.id(), journal.birth()), (journal_id("j-second"), Some(at(NOW))));
+    assert_eq!((journal.id(), journal.birth()), (journal_id("j-second"), Some(at(ISSUED))));
     done(&journal, "c-1", ONCE).await;
     drop(journal);
     let error = Locked::create(&options, Some(at(NOW)), journal_id("j-third")).expect_err("refused");

@@ -8,16 +8,19 @@ use tokio::sync::oneshot;
 use super::*;
 
 /// Keeps the writer's thread in a job until the sender is used.
-fn hold(journal: &Journal) -> (std::sync::mpsc::Sender<()>, tokio::task::JoinHandle<()>) {
+async fn hold(journal: &Journal) -> (std::sync::mpsc::Sender<()>, tokio::task::JoinHandle<()>) {
     let (release, held) = std::sync::mpsc::channel::<()>();
+    let (tell, told) = oneshot::channel();
     let journal = journal.clone();
     let job = tokio::spawn(async move {
         let waiting = journal.submit(move |_| {
+            let _ = tell.send(());
             let _ = held.recv();
             Ok(())
         });
         waiting.await.expect("held");
     });
+    told.await.expect("the writer is held");
     (release, job)
 }
 
@@ -25,8 +28,7 @@ fn hold(journal: &Journal) -> (std::sync::mpsc::Sender<()>, tokio::task::JoinHan
 async fn many_submitters_share_a_commit() {
     let machine = Machine::new();
     let journal = machine.start_thread();
-    let (release, holder) = hold(&journal);
-    tokio::task::yield_now().await;
+    let (release, holder) = hold(&journal).await;
     let before = journal.commits();
     let submitters: Vec<_> = (0..40)
         .map(|n| {
@@ -49,8 +51,7 @@ async fn many_submitters_share_a_commit() {
 async fn two_deliveries_of_one_id_in_one_batch_see_each_other() {
     let machine = Machine::new();
     let journal = machine.start_thread();
-    let (release, holder) = hold(&journal);
-    tokio::task::yield_now().await;
+    let (release, holder) = hold(&journal).await;
     let twice: Vec<_> = (0..2)
         .map(|_| {
             let journal = journal.clone();
@@ -75,8 +76,7 @@ async fn an_operation_that_fails_takes_no_neighbour_with_it() {
     let faults = Faults::default();
     let locked = Locked::open(machine.options(Mode::Thread), journal_id("j-2")).expect("opened");
     let (journal, _) = locked.with_faults(faults.clone()).recover(None).expect("recovered");
-    let (release, holder) = hold(&journal);
-    tokio::task::yield_now().await;
+    let (release, holder) = hold(&journal).await;
     let deliveries: Vec<_> = (0..3)
         .map(|n| {
             let journal = journal.clone();
@@ -252,8 +252,7 @@ async fn after_closing_every_call_is_answered_stopping_and_the_lock_is_free() {
 async fn a_submitter_that_goes_away_leaves_a_written_command() {
     let machine = Machine::new();
     let journal = machine.start_thread();
-    let (release, holder) = hold(&journal);
-    tokio::task::yield_now().await;
+    let (release, holder) = hold(&journal).await;
     let other = journal.clone();
     let gone = tokio::spawn(async move { deliver(&other, "c-1", ONCE).await });
     tokio::task::yield_now().await;
