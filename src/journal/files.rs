@@ -22,6 +22,8 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Open
 
 /// Makes the state directory where it is missing, checks that it is ours alone, and gives its canonical path.
 pub(super) fn state_dir(state: &Path) -> Result<PathBuf, OpenError> {
+    // Without a slash at the end, with which a link would be followed.
+    let state = &state.components().collect::<PathBuf>();
     private_dir(state)?;
     let state = state.canonicalize().map_err(io_error("resolve", state))?;
     private_dir(&super::begun::dir(&state))?;

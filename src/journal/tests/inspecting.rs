@@ -67,3 +67,13 @@ fn a_missing_journal_is_told_from_a_broken_one() {
     .expect("written");
     assert!(matches!(inspect::read(&machine.state()), Err(InspectError::Open(_))));
 }
+
+#[tokio::test]
+async fn a_journal_that_a_daemon_holds_is_not_read_and_its_pid_is_told() {
+    let machine = Machine::new();
+    let _journal = machine.start();
+    match inspect::read(&machine.state()) {
+        Err(InspectError::Held { pid, .. }) => assert_eq!(u32::try_from(pid), Ok(std::process::id())),
+        other => panic!("{other:?}"),
+    }
+}

@@ -14,8 +14,9 @@ use bytes::Bytes;
 use rusqlite::Connection;
 
 use super::*;
-use crate::model::{Effect, Reason, Role, Terminal};
-use crate::wire::dsse::{Audience, COMMAND_TYPE, Envelope, Policy, verify_command};
+use crate::admission::Context;
+use crate::model::{AnswerState, Command, Effect, Outcome, Reason, Role, Terminal};
+use crate::wire::dsse::{Audience, COMMAND_TYPE, Envelope, Policy, Verified, verify_command};
 
 const ISSUED: &str = "2026-11-29T10:00:00Z";
 const NOW: &str = "2026-11-29T10:30:00Z";
@@ -193,5 +194,3 @@ fn ended(admission: Admission) -> Outcome {
 async fn result(journal: &Journal, name: &str) -> Outcome {
     journal.result(id(name)).await.expect("read").expect("a result").into_inner().outcome
 }
-
-use crate::model::AnswerState;

@@ -129,6 +129,28 @@ async fn a_commit_that_fails_starts_nothing_says_why_and_resumes_when_the_cause_
 }
 
 #[tokio::test]
+async fn a_database_that_is_really_full_answers_disk_and_goes_on_when_there_is_room() {
+    let machine = Machine::new();
+    let journal = machine.start();
+    let first = running(&journal, "c-1", ONCE).await;
+    let max_pages = async |pages: i64| {
+        let set = journal.submit(move |core| {
+            core.conn.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |row| row.get::<_, i64>(0))
+        });
+        set.await.expect("set")
+    };
+    max_pages(1).await;
+    let large = Outcome { output: vec![b'x'; 100_000], ..success() };
+    let (first, large, error) = journal.finish(first, large).await.expect_err("no room");
+    assert_eq!(error.why, Reason::Disk);
+    assert_eq!(state_of(deliver(&journal, "c-1", ONCE).await), AnswerState::Running { attempt: 1 });
+    max_pages(1_000_000).await;
+    assert_eq!(journal.finish(first, large.clone()).await.expect("finished").outcome, large);
+    drop(journal);
+    assert_eq!(result(&machine.start(), "c-1").await, large);
+}
+
+#[tokio::test]
 async fn a_running_that_cannot_be_written_gives_the_command_back() {
     let machine = Machine::new();
     let (journal, faults) = machine.start_faulty();
