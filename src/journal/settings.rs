@@ -57,7 +57,7 @@ pub(super) fn connect(db: &Path, vfs: Option<&CStr>) -> rusqlite::Result<Connect
     Ok(conn)
 }
 
-/// Sets each and reads it back.
+/// Sets each, then reads each back.
 pub(super) fn apply(settings: &[Setting], conn: &Connection, db: &Path) -> Result<(), OpenError> {
     let sqlite = |source| OpenError::Sqlite { path: db.to_owned(), source };
     for setting in settings {
@@ -66,7 +66,15 @@ pub(super) fn apply(settings: &[Setting], conn: &Connection, db: &Path) -> Resul
         let mut rows = set.query([]).map_err(sqlite)?;
         while rows.next().map_err(sqlite)?.is_some() {}
         drop(rows);
-        let found = read(conn, setting.name).map_err(sqlite)?;
+    }
+    verify(settings, conn, db)
+}
+
+/// Reads each back.
+pub(super) fn verify(settings: &[Setting], conn: &Connection, db: &Path) -> Result<(), OpenError> {
+    for setting in settings {
+        let found =
+            read(conn, setting.name).map_err(|source| OpenError::Sqlite { path: db.to_owned(), source })?;
         if found != setting.read {
             return Err(OpenError::Setting {
                 path: db.to_owned(),
