@@ -1,6 +1,6 @@
 //! Crashes a run at every operation, in every mode, and looks at what a new process finds.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::str::FromStr as _;
 
 use tempfile::TempDir;
@@ -72,18 +72,19 @@ pub(super) fn replay() -> Option<Vec<Crash>> {
 pub(super) struct Sweep {
     scenario: Scenario,
     vfs: Vfs,
-    state: TempDir,
+    /// The real part of a state directory: its lock, and begun records, of which there are none.
+    dir: TempDir,
     ledger: Ledger,
     trace: Vec<Op>,
 }
 
 impl Sweep {
     pub(super) fn record(scenario: Scenario) -> Self {
-        let state = tempfile::tempdir().expect("a directory");
+        let dir = tempfile::tempdir().expect("a directory");
         let vfs = Vfs::new();
-        let ledger = workload::run(&vfs, &scenario, state.path());
+        let ledger = workload::run(&vfs, &scenario, &state_in(&dir));
         let trace = vfs.disk().trace().to_vec();
-        Self { scenario, vfs, state, ledger, trace }
+        Self { scenario, vfs, dir, ledger, trace }
     }
 
     /// Crashes at every point, `seeds` times where chance decides.
@@ -134,7 +135,7 @@ impl Sweep {
 
     fn open(&self) -> anyhow::Result<Journal> {
         let new_id = JournalId::new("j-anew")?;
-        workload::open(&self.vfs, &self.scenario, self.state.path(), "i-2", new_id)
+        workload::open(&self.vfs, &self.scenario, &state_in(&self.dir), "i-2", new_id)
     }
 
     /// Starts anew on what the crash left, and compares it with the ledger.
@@ -248,7 +249,7 @@ fn crashes<'a>(
     })
 }
 
-/// Where the real part of a state lies; it holds the lock alone.
-pub(super) fn nothing_left_in(state: &Path) -> bool {
-    std::fs::read_dir(state.join("begun")).is_ok_and(|mut entries| entries.next().is_none())
+fn state_in(dir: &TempDir) -> PathBuf {
+    // The journal makes it, with the modes that it insists on.
+    dir.path().join("state")
 }
