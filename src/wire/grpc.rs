@@ -211,3 +211,6 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for AlertWatch<S> {
         Pin::new(&mut self.inner).poll_shutdown(context)
     }
 }
+
+#[cfg(test)]
+mod tests;
