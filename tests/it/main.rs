@@ -1,1 +1,3 @@
-fn main() {}
+//! Tests that need several parts or the binary.
+
+mod session;
