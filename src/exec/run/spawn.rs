@@ -12,6 +12,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use nix::libc;
 use nix::unistd::{Gid, Uid, User};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 
@@ -86,7 +87,7 @@ impl Program {
         let group = Pid::from_child(&child);
         let watched = pidfd_open(group, PidfdFlags::NONBLOCK).map_err(io::Error::from).and_then(|pidfd| {
             Ok((
-                AsyncFd::with_interest(pidfd, tokio::io::Interest::READABLE)?,
+                register(pidfd)?,
                 child.stdin.take().map(|pipe| pipe::Sender::from_owned_fd(pipe.into())).transpose()?,
                 child.stdout.take().map(|pipe| pipe::Receiver::from_owned_fd(pipe.into())).transpose()?,
                 child.stderr.take().map(|pipe| pipe::Receiver::from_owned_fd(pipe.into())).transpose()?,
@@ -143,6 +144,13 @@ impl Drop for Program {
             }
         }
     }
+}
+
+/// Watches a pidfd: it becomes readable at the exit.
+#[allow(unsafe_code, reason = "tokio asks for a promise about the descriptor")]
+fn register(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the OwnedFd is open, is given away here, and always names the same descriptor.
+    Ok(unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }?)
 }
 
 /// Who the program runs as: looked up before the fork, since the name service may take locks and memory.
@@ -205,6 +213,7 @@ impl Setup {
             // SAFETY: no handler is installed; numbers that cannot be set (KILL, STOP, the C library's) fail harmlessly.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
+        nix::sys::signal::SigSet::empty().thread_set_mask()?;
         if self.oom_score_adj {
             reset_oom_score();
         }
