@@ -181,7 +181,7 @@ impl Config {
                 Err(error) => return Err(error),
             },
         }
-        for key in KEYS {
+        for key in &KEYS {
             if let Some(text) = environment(key.variable) {
                 config.set(key, &key.value_of(&text), Source::Environment(key.variable))?;
             }
@@ -222,7 +222,13 @@ impl Config {
     fn set(&mut self, key: &Key, value: &Value, source: Source) -> Result<(), ConfigError> {
         if let Err(why) = (key.apply)(self, value) {
             let value = value.to_string().chars().take(80).collect();
-            return Err(ConfigError::Value { place: source, key: key.name, value, why, allowed: key.allowed });
+            return Err(ConfigError::Value {
+                place: source,
+                key: key.name,
+                value,
+                why,
+                allowed: key.allowed,
+            });
         }
         self.sources.insert(key.name, source);
         Ok(())

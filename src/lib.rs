@@ -11,6 +11,9 @@ pub mod failpoint;
 
 pub mod wire;
 
+pub mod config;
+pub mod state_dir;
+
 pub mod session;
 
 pub mod admission;

@@ -299,9 +299,7 @@ pub fn make(path: &Path, mode: Mode) -> Result<(), StateError> {
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let above = rustix::fs::open(parent, flags, Mode::empty());
-    above
-        .and_then(|fd| rustix::fs::fsync(fd.as_fd()))
-        .map_err(|errno| system("sync", parent, errno))
+    above.and_then(|fd| rustix::fs::fsync(fd.as_fd())).map_err(|errno| system("sync", parent, errno))
 }
 
 fn private(path: &Path, stat: &rustix::fs::Stat, wanted: u32) -> Result<(), StateError> {

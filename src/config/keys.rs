@@ -91,7 +91,10 @@ pub const KEYS: [Key; 7] = [
         apply: |config, value| {
             let kinds = strings(value)?;
             let plain = |kind: &&String| {
-                !kind.is_empty() && kind.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b".-".contains(&b))
+                !kind.is_empty()
+                    && kind
+                        .bytes()
+                        .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b".-".contains(&b))
             };
             if let Some(bad) = kinds.iter().find(|kind| !plain(kind)) {
                 return Err(format!("{bad:?} is not the name of a kind"));
@@ -158,7 +161,9 @@ fn policy(name: &str) -> Result<Policy, String> {
         #[cfg(feature = "fakehw")]
         "none" => Ok(Policy::None),
         #[cfg(not(feature = "fakehw"))]
-        "none" => Err("with it whoever reaches the node commands it, so only simulation builds take it".into()),
+        "none" => {
+            Err("with it whoever reaches the node commands it, so only simulation builds take it".into())
+        }
         _ => Err("there is no such policy".into()),
     }
 }
@@ -183,12 +188,14 @@ fn path(path: &Path) -> Value {
 /// The table of keys in Markdown, as docs/config.md shows it.
 pub fn reference() -> String {
     let defaults = Config::defaults();
-    let mut out = String::from("| key | variable | default | allowed | what it does |\n|---|---|---|---|---|\n");
+    let mut out =
+        String::from("| key | variable | default | allowed | what it does |\n|---|---|---|---|---|\n");
     for key in KEYS {
         let default = (key.show)(&defaults);
         // Of a production build, whichever build the text is made by.
         let allowed = key.allowed.trim_end_matches(", none");
-        let row = format!("| `{}` | `{}` | `{default}` | {allowed} | {} |\n", key.name, key.variable, key.meaning);
+        let row =
+            format!("| `{}` | `{}` | `{default}` | {allowed} | {} |\n", key.name, key.variable, key.meaning);
         out.push_str(&row);
     }
     out

@@ -59,8 +59,7 @@ fn a_flag_wins_over_the_environment_and_that_over_the_file() {
     let temp = tempfile::tempdir().unwrap();
     let file = temp.path().join("bcd.toml");
     std::fs::write(&file, "[paths]\nstate = \"/file\"\nrun = \"/file\"\n[log]\nlevel = \"warn\"\n").unwrap();
-    let flags =
-        Flags { file: Some(file.clone()), values: vec![("paths.state", "--state", "/flag".into())] };
+    let flags = Flags { file: Some(file.clone()), values: vec![("paths.state", "--state", "/flag".into())] };
     let environment = |name: &str| match name {
         "BCD_STATE" | "BCD_RUN" => Some("/environment".to_owned()),
         "BCD_GATEWAY_ENDPOINTS" => Some("gw1:443, gw2:443".to_owned()),
@@ -97,11 +96,8 @@ fn an_unknown_kind_may_be_denied_and_is_warned_of() {
 #[test]
 fn effective_values_read_back_as_a_file() {
     let config = apply("[gateway]\nendpoints = [\"gw1:443\"]\n[kinds]\ndeny = [\"disk.wipe\"]").unwrap();
-    let text: String = config
-        .effective()
-        .iter()
-        .map(|(key, value, _)| format!("{} = {value}\n", key.name))
-        .collect();
+    let text: String =
+        config.effective().iter().map(|(key, value, _)| format!("{} = {value}\n", key.name)).collect();
     let again = apply(&text).unwrap();
     assert_eq!(again.endpoints, config.endpoints);
     assert_eq!(again.denied, config.denied);

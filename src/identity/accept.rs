@@ -69,7 +69,8 @@ pub fn accept(ticket: &Ticket, spki: &Digest, answer: &pb::JoinResponse) -> Resu
     };
     let chain = certificates(&answer.chain, limits::CHAIN, "certificate chain")?;
     let gateway_roots = certificates(&answer.gateway_roots, limits::ENTRIES, "list of gateway roots")?;
-    let server_time = ServerTime::from_wire(answer.server_time_ms).ok_or(AnswerError::Field("server time"))?;
+    let server_time =
+        ServerTime::from_wire(answer.server_time_ms).ok_or(AnswerError::Field("server time"))?;
     if answer.identity_generation == 0 {
         return Err(AnswerError::Field("identity generation"));
     }

@@ -116,8 +116,7 @@ pub(super) mod tests {
     /// A self-signed certificate of `key` with these URIs.
     pub(in crate::identity) fn certificate(key: &KeyPair, uris: &[&str]) -> CertificateDer<'static> {
         let mut params = CertificateParams::default();
-        params.subject_alt_names =
-            uris.iter().map(|uri| SanType::URI((*uri).try_into().unwrap())).collect();
+        params.subject_alt_names = uris.iter().map(|uri| SanType::URI((*uri).try_into().unwrap())).collect();
         params.self_signed(key).unwrap().der().clone()
     }
 

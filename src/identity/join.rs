@@ -110,7 +110,9 @@ pub enum JoinError {
     #[error("TLS cannot be set up for the join")]
     Tls(#[from] rustls::Error),
     /// Every gateway shows a certificate that the ticket does not pin.
-    #[error("{endpoint} is not the gateway of this ticket: {detail}; use a ticket of that gateway, or check the address")]
+    #[error(
+        "{endpoint} is not the gateway of this ticket: {detail}; use a ticket of that gateway, or check the address"
+    )]
     AnotherGateway {
         /// The last one asked.
         endpoint: Endpoint,
@@ -204,7 +206,7 @@ impl JoinError {
             }
             Self::File(FileError::Newer { .. }) => Exit::ForeignState,
             Self::File(_) | Self::Key(_) => Exit::CannotWrite,
-            Self::Journal(error) => error.exit(),
+            Self::Journal(journal::OpenError::Held { .. }) => Exit::TryLater,
             Self::AnotherGateway { .. } | Self::NoEndpoint => Exit::BadInput,
             Self::Answer { source: AnswerError::TrustDomain { .. }, .. } => Exit::BadInput,
             Self::Refused { reason: Some(reason), .. } if ticket_is_bad(*reason) => Exit::BadInput,

@@ -35,10 +35,10 @@ pub enum KeyError {
     #[error("the key cannot be made or read")]
     Library(#[from] rcgen::Error),
     /// The file holds no key.
-    #[error("the key file {0} holds no P-256 key in PKCS#8 PEM", .0.display())]
+    #[error("the key file {} holds no P-256 key in PKCS#8 PEM", .0.display())]
     NotAKey(std::path::PathBuf),
     /// The file holds another key than its name says.
-    #[error("the key file {0} holds another key than the one that it is named for", .0.display())]
+    #[error("the key file {} holds another key than the one that it is named for", .0.display())]
     Misnamed(std::path::PathBuf),
 }
 

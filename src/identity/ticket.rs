@@ -57,13 +57,18 @@ pub enum TicketError {
     #[error("the ticket is empty; ask the control plane for a new one and store it whole")]
     Empty,
     /// Longer than any ticket.
-    #[error("the ticket is longer than {} bytes, so it is none; give the file that holds the one line bcd1.…", limits::TICKET_BYTES)]
+    #[error(
+        "the ticket is longer than {} bytes, so it is none; give the file that holds the one line bcd1.…",
+        limits::TICKET_BYTES
+    )]
     TooLong,
     /// Another text altogether.
     #[error("this is not a join ticket: a ticket is one line that begins with bcd1.")]
     NotATicket,
     /// A ticket of another format.
-    #[error("the ticket has format version {0}, this bcd reads version 1; install a newer bcd, or ask for a ticket of version 1")]
+    #[error(
+        "the ticket has format version {0}, this bcd reads version 1; install a newer bcd, or ask for a ticket of version 1"
+    )]
     Version(String),
     /// Its end is missing.
     #[error("the ticket is cut short after {0} bytes; copy the whole line and try again")]
