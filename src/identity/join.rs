@@ -70,6 +70,8 @@ pub struct Joined {
     pub fingerprint: Digest,
     /// When the certificate runs out.
     pub not_after: ServerTime,
+    /// The control plane's clock at the answer; absent when the answer came to an earlier, killed join.
+    pub server_time: Option<ServerTime>,
 }
 
 /// One attempt failed, and another will follow.
@@ -268,7 +270,7 @@ fn prepare(state: &Path, token: Digest) -> Result<Prepared, JoinError> {
     let pending = Pending::read(&dir)?;
     if let Some(stored) = StoredIdentity::read(&dir)? {
         return match pending {
-            Some(pending) if pending.key == stored.key => finish(&dir, &stored).map(Prepared::Done),
+            Some(pending) if pending.key == stored.key => finish(&dir, &stored, None).map(Prepared::Done),
             _ => {
                 let path = dir.path().join(stored::IDENTITY);
                 Err(JoinError::AlreadyJoined { node_id: stored.node_id, path })
@@ -308,11 +310,15 @@ fn install(
     let stored = StoredIdentity::new(accepted);
     stored.write(&pledge.dir)?;
     failpoint::hit(failpoint::JOIN_IDENTITY);
-    finish(&pledge.dir, &stored)
+    finish(&pledge.dir, &stored, Some(accepted.server_time))
 }
 
 /// What is left to do after the switch.
-fn finish(dir: &StateDir, stored: &StoredIdentity) -> Result<Joined, JoinError> {
+fn finish(
+    dir: &StateDir,
+    stored: &StoredIdentity,
+    server_time: Option<ServerTime>,
+) -> Result<Joined, JoinError> {
     keys::remove_unused(dir, &stored.key.0)?;
     dir.remove(stored::PENDING)?;
     let leaf = stored.chain.first().and_then(|der| super::Leaf::read(&der.0).ok());
@@ -321,6 +327,7 @@ fn finish(dir: &StateDir, stored: &StoredIdentity) -> Result<Joined, JoinError> 
         generation: stored.generation,
         fingerprint: stored.key.0,
         not_after: leaf.map(|leaf| leaf.not_after).unwrap_or_default(),
+        server_time,
     })
 }
 
