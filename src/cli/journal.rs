@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{ConfigArgs, fail, print};
 use crate::config::Config;
-use crate::journal::inspect::{self, CommandLine, Snapshot};
+use crate::journal::inspect::{self, CommandLine, InspectError, Snapshot};
 use crate::model::{Exit, ServerTime};
 use crate::status::socket::{AskError, Question, ask};
 
@@ -42,7 +42,7 @@ fn snapshot(config: &Config) -> Result<Snapshot, Exit> {
     let bytes = match ask(&config.run, Question::Journal) {
         Ok(bytes) => bytes,
         Err(AskError::NoDaemon(_)) => {
-            return inspect::read(&config.state).map_err(|error| fail(&error, error.exit()));
+            return inspect::read(&config.state).map_err(|error| fail(&error, exit_of(&error)));
         }
         Err(error) => return Err(fail(&error, error.exit())),
     };
@@ -51,6 +51,14 @@ fn snapshot(config: &Config) -> Result<Snapshot, Exit> {
         super::note(&format!("bcd: the daemon cannot show its journal: {words}"));
         Exit::Unknown
     })
+}
+
+fn exit_of(error: &InspectError) -> Exit {
+    match error {
+        InspectError::Missing(_) => Exit::Configuration,
+        InspectError::Held { .. } => Exit::Unknown,
+        InspectError::Open(error) => error.exit(),
+    }
 }
 
 fn text(snapshot: &Snapshot) -> String {

@@ -17,11 +17,16 @@ use clap::{Parser, Subcommand};
 
 use crate::config::{Config, Flags};
 use crate::model::Exit;
-use crate::wire::version;
+
+const VERSION: &str = if cfg!(feature = "fakehw") {
+    concat!(env!("CARGO_PKG_VERSION"), " (simulation build)")
+} else {
+    env!("CARGO_PKG_VERSION")
+};
 
 /// The node agent: dials out to a gateway, takes commands, and loses none.
 #[derive(Debug, Parser)]
-#[command(name = "bcd", version = long_version(), disable_help_subcommand = true, max_term_width = 100)]
+#[command(name = "bcd", version = VERSION, disable_help_subcommand = true, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -83,12 +88,6 @@ impl ConfigArgs {
         }
         Ok(config)
     }
-}
-
-fn long_version() -> String {
-    let own = version::Range::OWN;
-    let build = if cfg!(feature = "fakehw") { ", simulation build" } else { "" };
-    format!("{} (protocol {} to {}{build})", env!("CARGO_PKG_VERSION"), own.min(), own.max())
 }
 
 /// Runs the program with these arguments.

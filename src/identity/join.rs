@@ -208,7 +208,7 @@ impl JoinError {
             }
             Self::File(FileError::Newer { .. }) => Exit::ForeignState,
             Self::File(_) | Self::Key(_) => Exit::CannotWrite,
-            Self::Journal(journal::OpenError::Held { .. }) => Exit::TryLater,
+            Self::Journal(error) => error.exit(),
             Self::AnotherGateway { .. } | Self::NoEndpoint => Exit::BadInput,
             Self::Answer { source: AnswerError::TrustDomain { .. }, .. } => Exit::BadInput,
             Self::Refused { reason: Some(reason), .. } if ticket_is_bad(*reason) => Exit::BadInput,
