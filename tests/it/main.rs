@@ -1,1 +1,7 @@
-fn main() {}
+//! Tests that need several parts, or the binary. One program: each further one would be linked for itself.
+
+mod borders;
+mod crash;
+mod dependencies;
+mod docs;
+mod source;
