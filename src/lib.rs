@@ -23,3 +23,6 @@ pub mod identity;
 
 #[cfg(feature = "fakehw")]
 pub mod gateway;
+
+#[cfg(feature = "fakehw")]
+pub mod sim;
