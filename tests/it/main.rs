@@ -4,4 +4,6 @@ mod borders;
 mod crash;
 mod dependencies;
 mod docs;
+mod lab;
+mod sim;
 mod source;
