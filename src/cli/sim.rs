@@ -3,16 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::ValueEnum;
 
+use super::{fail, note, print};
 use crate::model::Exit;
 use crate::sim::chaos::Level;
 use crate::sim::report::Report;
 use crate::sim::{self, Options, SimError};
 
 /// Runs real agents against the reference gateway, kills both at random, and checks the invariants.
-#[derive(Debug, Args)]
-pub struct SimArgs {
+#[derive(Debug, clap::Args)]
+pub struct Args {
     /// Agents
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     nodes: u32,
@@ -67,15 +68,10 @@ fn rate(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Runs the subcommand. Blocks.
-///
-/// # Errors
-/// The run could not be made; its files are kept and named.
-pub fn run(args: &SimArgs) -> anyhow::Result<Exit> {
-    use anyhow::Context as _;
-
+/// Runs the subcommand.
+pub fn run(args: &Args) -> Result<Exit, Exit> {
     let options = Options {
-        nodes: usize::try_from(args.nodes)?,
+        nodes: usize::try_from(args.nodes).unwrap_or(usize::MAX),
         duration: args.duration,
         seed: args.seed,
         chaos: match args.chaos {
@@ -85,9 +81,13 @@ pub fn run(args: &SimArgs) -> anyhow::Result<Exit> {
         },
         commands_per_second: args.commands_per_second.unwrap_or(f64::from(args.nodes)),
     };
-    let exe = std::env::current_exe().context("cannot find this program's own file")?;
-    let work = work_dir().context("cannot make a directory for the run's files (TMPDIR says where)")?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let exe = std::env::current_exe().map_err(|error| fail(&error, Exit::Failed))?;
+    let work = work_dir().map_err(|error| {
+        note("bcd: cannot make a directory for the run's files; TMPDIR says where");
+        fail(&error, Exit::CannotWrite)
+    })?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| fail(&error, Exit::Failed))?;
     let ended = runtime.block_on(async {
         tokio::select! {
             biased;
@@ -95,34 +95,37 @@ pub fn run(args: &SimArgs) -> anyhow::Result<Exit> {
             ended = sim::run(options, exe, &work) => Some(ended),
         }
     });
+    // A killed agent's last blocking write may still be under way.
     runtime.shutdown_timeout(Duration::from_secs(5));
     conclude(args, ended, &work)
 }
 
 /// Prints the report and says what becomes of the files; None: interrupted from the keyboard.
-fn conclude(args: &SimArgs, ended: Option<Result<Report, SimError>>, work: &Path) -> anyhow::Result<Exit> {
-    let kept = || eprintln!("the run's files are kept in {}", work.display());
+fn conclude(args: &Args, ended: Option<Result<Report, SimError>>, work: &Path) -> Result<Exit, Exit> {
+    let kept = || note(&format!("the run's files are kept in {}", work.display()));
     let report = match ended {
         None => {
             kept();
-            return Ok(Exit::Failed);
+            return Err(Exit::Failed);
         }
         Some(Err(error)) => {
             kept();
-            return Err(error.into());
+            return Err(fail(&error, Exit::Failed));
         }
         Some(Ok(report)) => report,
     };
-    crate::cli::print(&report.table());
+    print(&report.table())?;
     if args.json {
-        crate::cli::print(&format!("{}\n", report.json()));
+        print(&format!("{}\n", report.json()))?;
     }
-    if report.held() {
-        std::fs::remove_dir_all(work)?;
-        return Ok(Exit::Done);
+    if !report.held() {
+        kept();
+        return Ok(Exit::Failed);
     }
-    kept();
-    Ok(Exit::Failed)
+    if let Err(error) = std::fs::remove_dir_all(work) {
+        note(&format!("bcd: the run's files cannot be removed from {}: {error}", work.display()));
+    }
+    Ok(Exit::Done)
 }
 
 /// A new directory, 0700.

@@ -147,7 +147,9 @@ fn nothing_is_owed(lab: &mut Lab, step: &str) {
     until(&format!("{step}: the last result's ack"), || {
         let shown = lab.bcd(&["journal", "show", "--json"], None).output().expect("bcd starts");
         let journal: serde_json::Value = serde_json::from_slice(&shown.stdout).ok()?;
-        (journal["unacked"] == 0).then_some(())
+        let counts = &journal["counts"];
+        let ended = ["accepted", "running", "done"].iter().all(|state| counts[state] == 0);
+        (ended && counts["tombstones"].as_u64() > Some(0)).then_some(())
     });
     let status = lab.node().terminate();
     assert!(status.success(), "{step}: a clean stop ended with {status}\n{}", lab.logs());
