@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tonic::{Code, Status};
 
-use crate::model::Reason;
+use super::link::{EndKind, LinkEnd};
+use crate::model::{Reason, limits};
 
 /// The trailer with the reason token.
 pub const REASON: &str = "bcd-reason";
@@ -35,6 +36,29 @@ pub fn reason(status: &Status) -> Option<Reason> {
 pub fn pushback(status: &Status) -> Option<Duration> {
     let ms: u64 = status.metadata().get(PUSHBACK)?.to_str().ok()?.parse().ok()?;
     Some(Duration::from_millis(ms).min(MAX_PUSHBACK))
+}
+
+/// How a call ended by `status`, when it was the peer who said so; absent for a status that this side made up for a
+/// broken connection or an unreadable answer.
+pub fn end_by_peer(status: &Status) -> Option<LinkEnd> {
+    // tonic attaches the transport's error to the statuses it makes up itself, but not to all of them.
+    if std::error::Error::source(status).is_some() {
+        return None;
+    }
+    let reason = reason(status);
+    let kind = match status.code() {
+        Code::Unavailable | Code::ResourceExhausted => EndKind::Unavailable,
+        Code::Aborted => EndKind::Aborted,
+        Code::Unauthenticated => EndKind::Unauthenticated,
+        Code::PermissionDenied | Code::InvalidArgument | Code::FailedPrecondition => EndKind::Refused,
+        Code::Ok => EndKind::Closed,
+        _ if reason.is_some() || status.metadata().contains_key(PUSHBACK) => EndKind::Lost,
+        _ => return None,
+    };
+    let said: String = status.message().chars().take(limits::TEXT_BYTES).collect();
+    let token = reason.map_or_else(String::new, |reason| format!(" ({reason})"));
+    let detail = format!("the gateway ended the call: {:?}{token}: {said}", status.code());
+    Some(LinkEnd { kind, reason, pushback: pushback(status), detail })
 }
 
 #[cfg(test)]
