@@ -1,5 +1,7 @@
 //! Crashes a run at every operation, in every mode, and looks at what a new process finds.
 
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hasher as _};
 use std::path::PathBuf;
 use std::str::FromStr as _;
 
@@ -9,8 +11,10 @@ use super::crash::{Crash, Mode, Platter};
 use super::disk::{Image, Op};
 use super::vfs::Vfs;
 use super::workload::{self, COMMANDS, Ledger, Level, Scenario};
-use crate::journal::{Admission, Journal};
-use crate::model::{JournalId, Reason};
+use crate::journal::core::Core;
+use crate::journal::{Admission, Journal, State, ops, rows};
+use crate::model::{Command, JournalId, Outcome, Reason};
+use crate::wire::dsse::Verified;
 
 /// Runs the one case that it names, `<point>:<mode>:<seed>`, of the test that is started; a second crash, within
 /// the recovery from the first, behind a `/`.
@@ -76,6 +80,8 @@ pub(super) struct Sweep {
     dir: TempDir,
     ledger: Ledger,
     trace: Vec<Op>,
+    commands: Vec<Verified<Command>>,
+    outcomes: Vec<Outcome>,
 }
 
 impl Sweep {
@@ -84,7 +90,9 @@ impl Sweep {
         let vfs = Vfs::new();
         let ledger = workload::run(&vfs, &scenario, &state_in(&dir));
         let trace = vfs.disk().trace().to_vec();
-        Self { scenario, vfs, dir, ledger, trace }
+        let commands = (0..COMMANDS).map(workload::verified).collect();
+        let outcomes = (0..COMMANDS).map(workload::outcome).collect();
+        Self { scenario, vfs, dir, ledger, trace, commands, outcomes }
     }
 
     /// Crashes at every point, `seeds` times where chance decides.
@@ -158,20 +166,23 @@ impl Sweep {
     }
 
     fn look(&self, journal: &Journal, point: usize, faults: &mut Vec<Fault>) -> anyhow::Result<()> {
-        let word: String = workload::now(
-            journal.submit(|core| core.conn.query_row("PRAGMA integrity_check", [], |row| row.get(0))),
-        )?;
-        if word != "ok" {
-            faults.push(Fault::Corrupt(word));
-        }
         if point >= self.ledger.opened && journal.id() != workload::journal_id() {
             faults.push(Fault::Lost(format!("the journal itself; there is {}", journal.id())));
         }
         if journal.last_epoch() < self.ledger.epoch(point) {
             faults.push(Fault::Lost(format!("the epoch; there is {}", journal.last_epoch())));
         }
-        for command in 0..COMMANDS {
-            let level = level(journal, command, faults)?;
+        let (word, ends) = workload::now(journal.submit(|core| {
+            let word: String = core.conn.query_row("PRAGMA integrity_check", [], |row| row.get(0))?;
+            let ends: rusqlite::Result<Vec<_>> =
+                (0..COMMANDS).map(|command| End::of(core, command)).collect();
+            Ok((word, ends?))
+        }))?;
+        if word != "ok" {
+            faults.push(Fault::Corrupt(word));
+        }
+        for (command, end) in ends.into_iter().enumerate() {
+            let level = self.level(command, end, faults);
             let (least, most) = self.ledger.bounds(command, point);
             if level < least {
                 faults.push(Fault::Lost(format!(
@@ -181,55 +192,64 @@ impl Sweep {
             if level > most {
                 faults.push(Fault::Invented(format!("command {command}: {level:?} was never asked for")));
             }
-            if self.ledger.effect_began(command, point) {
-                redeliver(journal, command, faults)?;
+            if level < Level::Done && self.ledger.effect_began(command, point) {
+                self.redeliver(journal, command, faults)?;
             }
         }
         Ok(())
     }
+
+    /// A command that may have had its effect, and no outcome, is delivered again: it must have been ended by
+    /// recovery, or be one that may run twice.
+    fn redeliver(&self, journal: &Journal, command: usize, faults: &mut Vec<Fault>) -> anyhow::Result<()> {
+        match workload::now(journal.admit(self.commands[command].clone(), workload::context()))? {
+            Admission::Ended(_) => {}
+            Admission::Restarted(_) if workload::retry_safe(command) => {}
+            Admission::Accepted(_) => faults.push(Fault::EffectForgotten(format!("command {command}"))),
+            other => faults.push(Fault::Invented(format!("command {command}: {other:?}"))),
+        }
+        Ok(())
+    }
+
+    fn level(&self, command: usize, end: End, faults: &mut Vec<Fault>) -> Level {
+        let outcome = match end {
+            End::None(None) => return Level::Absent,
+            End::None(Some(State::Accepted)) => return Level::Accepted,
+            End::None(Some(_)) => return Level::Running,
+            End::Outcome(outcome) if outcome.reason == Some(Reason::Interrupted) => return Level::Running,
+            End::Outcome(outcome) => outcome,
+        };
+        let wanted = &self.outcomes[command];
+        let message = Reason::AlreadyDone.token().to_owned();
+        if outcome == (Outcome { output: Vec::new(), message, ..*wanted }) {
+            return Level::Tombstone;
+        }
+        if outcome != *wanted {
+            faults.push(Fault::Invented(format!("command {command} ended with {outcome:?}")));
+        }
+        Level::Done
+    }
 }
 
-/// A command that may have had its effect is delivered again: it must have ended, or be one that may run twice.
-fn redeliver(journal: &Journal, command: usize, faults: &mut Vec<Fault>) -> anyhow::Result<()> {
-    match workload::now(journal.admit(workload::verified(command), workload::context()))? {
-        Admission::Ended(_) => {}
-        Admission::Restarted(_) if workload::retry_safe(command) => {}
-        other => faults.push(Fault::EffectForgotten(format!("command {command}: {other:?}"))),
-    }
-    Ok(())
+/// What the journal says of a command.
+enum End {
+    /// It has not ended; its state, where there is a row.
+    None(Option<State>),
+    Outcome(Outcome),
 }
 
-/// How far a command has come, by the journal's own answers.
-fn level(journal: &Journal, command: usize, faults: &mut Vec<Fault>) -> anyhow::Result<Level> {
-    use crate::journal::State;
-    let id = workload::id(command);
-    let Some(done) = workload::now(journal.result(id.clone()))? else {
-        let row = workload::now(journal.submit(move |core| crate::journal::rows::find(&core.conn, &id)))?;
-        return Ok(match row.map(|row| row.state) {
-            None => Level::Absent,
-            Some(State::Accepted) => Level::Accepted,
-            Some(State::Running | State::Done | State::Tombstone) => Level::Running,
-        });
-    };
-    let outcome = done.into_inner().outcome;
-    if outcome.reason == Some(Reason::Interrupted) {
-        return Ok(Level::Running);
+impl End {
+    fn of(core: &Core, command: usize) -> rusqlite::Result<Self> {
+        let id = workload::id(command);
+        match ops::result(core, &id)? {
+            Some(done) => Ok(Self::Outcome(done.outcome)),
+            None => Ok(Self::None(rows::find(&core.conn, &id)?.map(|row| row.state))),
+        }
     }
-    let wanted = workload::outcome(command);
-    let mut buried = wanted.clone();
-    buried.output = Vec::new();
-    buried.message = Reason::AlreadyDone.token().to_owned();
-    if outcome == buried {
-        return Ok(Level::Tombstone);
-    }
-    if outcome != wanted {
-        faults.push(Fault::Invented(format!("command {command} ended with {outcome:?}")));
-    }
-    Ok(Level::Done)
 }
 
-/// Every crash of a trace that began on `image`, with what it leaves. Where nothing is unsynced all are the same
-/// one; where chance does not decide, one seed says it all.
+/// Every crash of a trace that began on `image`, with what it leaves. Crashes at one point that leave the same are
+/// one case.
 fn crashes<'a>(
     image: &Image,
     trace: &'a [Op],
@@ -245,8 +265,20 @@ fn crashes<'a>(
         let drawn = modes.flat_map(|(mode, _)| {
             (0..if mode.draws() { seeds } else { 1 }).map(move |seed| Crash { point, mode: *mode, seed })
         });
-        drawn.filter(|crash| wanted(*crash)).map(|crash| (crash, platter.crash(crash))).collect::<Vec<_>>()
+        let mut seen = HashSet::new();
+        let left = drawn.filter(|crash| wanted(*crash)).map(|crash| (crash, platter.crash(crash)));
+        left.filter(|(_, image)| seen.insert(hash_of(image))).collect::<Vec<_>>()
     })
+}
+
+fn hash_of(image: &Image) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for (name, content) in image {
+        hasher.write(name.as_bytes());
+        hasher.write_usize(content.len());
+        hasher.write(content);
+    }
+    hasher.finish()
 }
 
 fn state_in(dir: &TempDir) -> PathBuf {
