@@ -140,3 +140,84 @@ fn tear(file: &mut Vec<u8>, at: usize, bytes: &[u8], rng: &mut StdRng) {
         from = to;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::disk::Disk;
+    use super::*;
+
+    const SECTORS: usize = 64;
+
+    /// A durable file `a` of zeros, the start of every test.
+    fn disk() -> (Disk, Inode, Image) {
+        let image = Image::from([("a".to_owned(), vec![0; SECTORS * SECTOR])]);
+        let disk = Disk::boot(image.clone());
+        let inode = disk.inode("a").expect("a file");
+        (disk, inode, image)
+    }
+
+    fn left(disk: &Disk, image: &Image, mode: Mode, seed: u64) -> Image {
+        let mut platter = Platter::new(image);
+        disk.trace().iter().for_each(|op| platter.step(op));
+        platter.crash(Crash { point: disk.trace().len(), mode, seed })
+    }
+
+    #[test]
+    fn what_is_synced_stays_in_every_mode_and_what_is_not_stays_only_in_some() {
+        let (mut disk, inode, image) = disk();
+        disk.write(inode, 0, b"synced").expect("written");
+        disk.sync(inode).expect("synced");
+        disk.write(inode, 6, b"not").expect("written");
+        for (mode, _) in Mode::ALL {
+            assert_eq!(&left(&disk, &image, mode, 1)["a"][..6], b"synced", "{mode:?}");
+        }
+        assert_eq!(&left(&disk, &image, Mode::Dropped, 0)["a"][6..9], b"\0\0\0");
+        assert_eq!(&left(&disk, &image, Mode::Kept, 0)["a"][6..9], b"not");
+    }
+
+    #[test]
+    fn an_entry_is_durable_by_a_sync_of_the_directory_alone() {
+        let (mut disk, a, image) = disk();
+        let b = disk.create("b").expect("created");
+        disk.unlink("a").expect("unlinked");
+        disk.sync(a).expect("synced");
+        disk.sync(b).expect("synced");
+        let names = |image: Image| image.into_keys().collect::<Vec<_>>();
+        assert_eq!(names(left(&disk, &image, Mode::Dropped, 0)), ["a"]);
+        assert_eq!(names(left(&disk, &image, Mode::Kept, 0)), ["b"]);
+        disk.sync_dir().expect("synced");
+        assert_eq!(names(left(&disk, &image, Mode::Dropped, 0)), ["b"]);
+    }
+
+    #[test]
+    fn a_later_write_can_overtake_an_earlier_one() {
+        let (mut disk, inode, image) = disk();
+        disk.write(inode, 0, b"x").expect("written");
+        disk.write(inode, SECTOR, b"y").expect("written");
+        let overtaken = (0..64).any(|seed| {
+            let left = &left(&disk, &image, Mode::Reordered, seed)["a"];
+            (left[0], left[SECTOR]) == (0, b'y')
+        });
+        assert!(overtaken);
+    }
+
+    #[test]
+    fn a_torn_write_is_torn_at_sectors() {
+        let (mut disk, inode, image) = disk();
+        disk.write(inode, 0, &[1; SECTORS * SECTOR]).expect("written");
+        let left = &left(&disk, &image, Mode::Torn, 1)["a"];
+        let written = left.chunks(SECTOR).filter(|sector| sector.iter().all(|byte| *byte == 1)).count();
+        let dropped = left.chunks(SECTOR).filter(|sector| sector.iter().all(|byte| *byte == 0)).count();
+        assert_eq!(written + dropped, SECTORS);
+        assert!(written > 0 && dropped > 0, "{written} of {SECTORS}");
+    }
+
+    #[test]
+    fn a_crash_reads_back_from_its_text() {
+        for (mode, _) in Mode::ALL {
+            let crash = Crash { point: 7, mode, seed: 3 };
+            assert_eq!(crash.to_string().parse(), Ok(crash));
+        }
+        assert!("7:split:3".parse::<Crash>().is_err());
+    }
+}

@@ -14,9 +14,13 @@ mod sweep;
 mod vfs;
 mod workload;
 
+use self::disk::Op;
 use self::sweep::{Sweep, Tally};
-use self::workload::Scenario;
+use self::vfs::Vfs;
+use self::workload::{Scenario, now};
+use super::Admission;
 use super::settings::{SETTINGS, Setting};
+use crate::model::ServerTime;
 
 /// The settings of production but for those named; so small a checkpoint that a dozen commands meet several.
 fn scenario(changes: &[(&'static str, &'static str, &'static str)]) -> Scenario {
@@ -43,14 +47,14 @@ fn swept(scenario: Scenario, how: impl FnOnce(&Sweep) -> Tally) -> Option<Tally>
 
 #[test]
 fn no_power_loss_takes_what_was_proven_durable() {
-    let Some(tally) = swept(scenario(&[]), |sweep| sweep.every_crash(8)) else { return };
+    let Some(tally) = swept(scenario(&[]), |sweep| sweep.every_crash(11)) else { return };
     assert_eq!(tally.bad(), 0, "{:#?}", tally.first);
     assert!(tally.cases >= 5000, "only {} cases", tally.cases);
 }
 
 #[test]
 fn no_power_loss_during_recovery_takes_what_was_proven_durable() {
-    let Some(tally) = swept(scenario(&[]), |sweep| sweep.every_crash_of_recoveries(16)) else { return };
+    let Some(tally) = swept(scenario(&[]), |sweep| sweep.every_crash_of_recoveries(7)) else { return };
     assert_eq!(tally.bad(), 0, "{:#?}", tally.first);
     assert!(tally.cases >= 1000, "only {} cases", tally.cases);
 }
@@ -58,14 +62,14 @@ fn no_power_loss_during_recovery_takes_what_was_proven_durable() {
 #[test]
 fn a_journal_that_does_not_sync_its_commits_is_caught() {
     let normal = scenario(&[("synchronous", "NORMAL", "1")]);
-    let Some(tally) = swept(normal, |sweep| sweep.every_crash(1)) else { return };
+    let Some(tally) = swept(normal, |sweep| sweep.some_crashes(5)) else { return };
     assert!(tally.lost > 0, "{tally:?}");
 }
 
 #[test]
 fn a_journal_that_never_syncs_is_caught() {
     let off = scenario(&[("synchronous", "OFF", "0")]);
-    let Some(tally) = swept(off, |sweep| sweep.every_crash(1)) else { return };
+    let Some(tally) = swept(off, |sweep| sweep.some_crashes(5)) else { return };
     assert!(tally.lost > 0 && tally.corrupt > 0, "{tally:?}");
 }
 
@@ -73,13 +77,45 @@ fn a_journal_that_never_syncs_is_caught() {
 #[test]
 fn a_rollback_journal_is_caught() {
     let delete = scenario(&[("journal_mode", "DELETE", "delete"), ("locking_mode", "NORMAL", "normal")]);
-    let Some(tally) = swept(delete, |sweep| sweep.every_crash(1)) else { return };
+    let Some(tally) = swept(delete, |sweep| sweep.some_crashes(5)) else { return };
     assert!(tally.lost > 0, "{tally:?}");
 }
 
 #[test]
 fn an_effect_before_its_accept_is_caught() {
     let first = Scenario { effect_first: true, ..scenario(&[]) };
-    let Some(tally) = swept(first, |sweep| sweep.every_crash(1)) else { return };
+    let Some(tally) = swept(first, |sweep| sweep.some_crashes(5)) else { return };
     assert!(tally.effects_forgotten > 0 && tally.lost == 0, "{tally:?}");
+}
+
+/// The first commit after the log begins anew also syncs its new header, so one goes before.
+#[test]
+fn each_step_of_a_command_is_one_sync_over_a_log_that_does_not_grow() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let vfs = Vfs::new();
+    let production = Scenario { settings: SETTINGS.to_vec(), wal_bytes: 1 << 20, effect_first: false };
+    let state = dir.path().join("state");
+    let journal = workload::open(&vfs, &production, &state, "i-1", workload::journal_id()).expect("open");
+    now(journal.welcomed(1, ServerTime(1))).expect("written");
+    let mut from = vfs.disk().trace().len();
+    let mut one_sync = |step: &str| {
+        let disk = vfs.disk();
+        let ops = &disk.trace()[from..];
+        let writes = |op: &Op| matches!(op, Op::Write { grows: false, .. });
+        let (last, before) = ops.split_last().expect("a write");
+        assert!(matches!(last, Op::Sync { .. }) && before.iter().all(writes), "{step}: {ops:?}");
+        from += ops.len();
+    };
+    for command in 0..4 {
+        let admission = now(journal.admit(workload::verified(command), workload::context()));
+        one_sync("accept");
+        let Admission::Accepted(accepted) = admission.expect("written") else { panic!("not accepted") };
+        let running = now(journal.start(accepted, None)).expect("written");
+        one_sync("start");
+        now(journal.finish(running, workload::outcome(command))).expect("written");
+        one_sync("finish");
+        journal.acked(vec![workload::id(command)]);
+        one_sync("ack");
+    }
+    vfs.disk().cut_power();
 }
