@@ -82,14 +82,15 @@ impl<'a> Platter<'a> {
 
     /// Goes on by one operation.
     pub(super) fn step(&mut self, op: &'a Op) {
-        let synced: Box<dyn Fn(&Op) -> bool> = match *op {
-            Op::Sync { inode } => Box::new(move |op| content_of(op) == Some(inode)),
-            Op::SyncDir => Box::new(|op| content_of(op).is_none()),
+        let now_durable = match *op {
+            Op::Sync { inode } => Some(inode),
+            Op::SyncDir => None,
             _ => return self.unsynced.push(op),
         };
-        let (now, later) = std::mem::take(&mut self.unsynced).into_iter().partition(|op| synced(op));
-        self.unsynced = later;
-        for op in Vec::<&Op>::from(now) {
+        let unsynced = std::mem::take(&mut self.unsynced).into_iter();
+        let (synced, left): (Vec<_>, Vec<_>) = unsynced.partition(|op| content_of(op) == now_durable);
+        self.unsynced = left;
+        for op in synced {
             disk::apply(op, &mut self.files, &mut self.names);
         }
     }

@@ -59,6 +59,19 @@ fn no_power_loss_during_recovery_takes_what_was_proven_durable() {
     assert!(tally.cases >= 1000, "only {} cases", tally.cases);
 }
 
+/// What a run does not do, its sweep does not crash.
+#[test]
+fn a_run_meets_every_operation_that_a_disk_has_and_several_checkpoints() {
+    let sweep = Sweep::record(scenario(&[]));
+    let count = |wanted: &dyn Fn(&Op) -> bool| sweep.trace().iter().filter(|op| wanted(op)).count();
+    assert!(count(&|op| matches!(op, Op::Create { .. })) >= 2);
+    assert!(count(&|op| matches!(op, Op::Unlink { .. })) >= 1);
+    assert!(count(&|op| matches!(op, Op::Truncate { .. })) >= 1);
+    assert!(count(&|op| matches!(op, Op::SyncDir)) >= 2);
+    // The database is the first file; a checkpoint syncs it once.
+    assert!(count(&|op| matches!(op, Op::Sync { inode: 0 })) >= 6);
+}
+
 #[test]
 fn a_journal_that_does_not_sync_its_commits_is_caught() {
     let normal = scenario(&[("synchronous", "NORMAL", "1")]);

@@ -1,7 +1,5 @@
 //! Crashes a run at every operation, in every mode, and looks at what a new process finds.
 
-use std::collections::HashSet;
-use std::hash::{DefaultHasher, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr as _;
 
@@ -102,6 +100,11 @@ impl Sweep {
         Self { scenario, vfs, dir, ledger, trace, commands, outcomes }
     }
 
+    /// What was done to the disk.
+    pub(super) fn trace(&self) -> &[Op] {
+        &self.trace
+    }
+
     /// Crashes at every point, `seeds` times where chance decides.
     pub(super) fn every_crash(&self, seeds: u64) -> Tally {
         self.crashes_at(|_| true, seeds)
@@ -109,7 +112,7 @@ impl Sweep {
 
     /// Crashes at every `stride`th point.
     pub(super) fn some_crashes(&self, stride: usize) -> Tally {
-        self.crashes_at(|crash| crash.point % stride == 0, 1)
+        self.crashes_at(|crash| crash.point.is_multiple_of(stride), 1)
     }
 
     fn crashes_at(&self, wanted: impl Fn(Crash) -> bool, seeds: u64) -> Tally {
@@ -123,7 +126,7 @@ impl Sweep {
     /// Crashes at every `stride`th point, and then at every point of the recovery from it.
     pub(super) fn every_crash_of_recoveries(&self, stride: usize) -> Tally {
         let mut tally = Tally::default();
-        let sampled = |crash: Crash| crash.point % stride == 0 && crash.mode == Mode::Torn;
+        let sampled = |crash: Crash| crash.point.is_multiple_of(stride) && crash.mode == Mode::Torn;
         for (first, image) in crashes(&Image::new(), &self.trace, 1, sampled) {
             let trace = self.recovery_of(image.clone());
             for (second, image) in crashes(&image, &trace, 1, |_| true) {
@@ -159,7 +162,7 @@ impl Sweep {
 
     fn open(&self) -> anyhow::Result<Journal> {
         let new_id = JournalId::new("j-anew")?;
-        workload::open(&self.vfs, &self.scenario, &state_in(&self.dir), "i-2", new_id)
+        workload::open(&self.vfs, &self.scenario, &state_in(&self.dir), "i-after", new_id)
     }
 
     /// Starts anew on what the crash left, and compares it with the ledger.
@@ -281,20 +284,15 @@ fn crashes<'a>(
         let drawn = modes.flat_map(|(mode, _)| {
             (0..if mode.draws() { seeds } else { 1 }).map(move |seed| Crash { point, mode: *mode, seed })
         });
-        let mut seen = HashSet::new();
-        let left = drawn.filter(|crash| wanted(*crash)).map(|crash| (crash, platter.crash(crash)));
-        left.filter(|(_, image)| seen.insert(hash_of(image))).collect::<Vec<_>>()
+        let mut cases: Vec<(Crash, Image)> = Vec::new();
+        for crash in drawn.filter(|crash| wanted(*crash)) {
+            let image = platter.crash(crash);
+            if !cases.iter().any(|(_, other)| *other == image) {
+                cases.push((crash, image));
+            }
+        }
+        cases
     })
-}
-
-fn hash_of(image: &Image) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    for (name, content) in image {
-        hasher.write(name.as_bytes());
-        hasher.write_usize(content.len());
-        hasher.write(content);
-    }
-    hasher.finish()
 }
 
 fn state_in(dir: &TempDir) -> PathBuf {

@@ -18,6 +18,8 @@ use crate::wire::dsse::{Audience, COMMAND_TYPE, Envelope, Policy, Verified, veri
 
 /// Commands of a run: their states overlap, and their commits run through the log several times.
 pub(super) const COMMANDS: usize = 12;
+/// The first of them; the rest follow after a clean stop and a start.
+const BEFORE_THE_STOP: usize = COMMANDS - 1;
 /// The time at which everything happens; birth and deadlines lie around it.
 const NOW_MS: i64 = 1_796_000_000_000;
 const HOUR_MS: i64 = 3_600_000;
@@ -228,17 +230,24 @@ pub(super) fn run(vfs: &Vfs, scenario: &Scenario, state: &Path) -> Ledger {
     run.ledger.opened = run.ops();
     now(run.journal.welcomed(LAST_EPOCH, ServerTime(NOW_MS))).expect("written");
     run.ledger.welcomed = run.ops();
-    for turn in 0..COMMANDS + 3 {
-        if turn < COMMANDS {
+    for turn in 0..BEFORE_THE_STOP + 3 {
+        if turn < BEFORE_THE_STOP {
             run.accept_and_start(turn);
         }
-        if let Some(command) = turn.checked_sub(2).filter(|command| *command < COMMANDS) {
+        if let Some(command) = turn.checked_sub(2).filter(|command| *command < BEFORE_THE_STOP) {
             run.finish(command);
         }
         // The last ones stay unacked.
         if let Some(command) = turn.checked_sub(4) {
             run.ack(command);
         }
+    }
+    // A stop carries the log into the file and removes it; a start makes it anew.
+    now(run.journal.close());
+    run.journal = open(vfs, scenario, state, "i-2", journal_id()).expect("the same journal");
+    for command in BEFORE_THE_STOP..COMMANDS {
+        run.accept_and_start(command);
+        run.finish(command);
     }
     vfs.disk().cut_power();
     run.ledger
