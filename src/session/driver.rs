@@ -122,7 +122,7 @@ impl Driver {
     async fn next(&mut self, stop: &mut watch::Receiver<bool>) -> Event {
         let due = self.machine.due().map(|due| self.started + due);
         let frames = matches!(self.machine.state(), State::AwaitingWelcome { .. } | State::Live(_));
-        let outgoing = self.live() && !self.outbox_ended && self.room() > 0 && self.resend.caught_up();
+        let outgoing = self.live() && !self.outbox_ended && self.room() > 0;
         let link = &mut self.link;
         let receive = async {
             match link {
