@@ -1,5 +1,11 @@
 //! The control socket of the reference gateway: one JSON request a line, one JSON response a line.
 
+mod client;
+mod serve;
+
+pub use client::{Client, ClientError};
+pub(super) use serve::serve;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
@@ -9,7 +15,7 @@ use crate::model::{CommandId, NodeId};
 
 /// What may be asked.
 #[derive(Debug, Serialize, Deserialize)]
-#[serde(tag = "op", rename_all = "kebab-case")]
+#[serde(rename_all = "kebab-case")]
 pub enum Request {
     /// Puts a command into a node's queue.
     Enqueue {

@@ -1,4 +1,314 @@
 //! The reference gateway: the other end of the wire, for tests, for `bcd sim`, and for somebody who tries bcd
 //! without a control plane. It imports the words and the wire, never the agent, and shares no memory with one.
+//!
+//! Tasks: the accept loop hands TLS connections to tonic; each session is a task ([`session`]) over one bounded
+//! queue to its node; one loop sweeps expired commands and flushes last-seen times; one serves the control socket.
+//! All durable state is the [`store`]'s, whose thread commits for everybody; what is in [`hub`] the next Hellos
+//! rebuild. Order: a command is marked before it is sent, a result is stored before it is acked, per session frames
+//! are handled in the order in which they came.
 
+mod admission;
+mod body;
+mod ca;
+mod command_state;
 pub mod control;
+mod credits;
+mod hello;
+mod hub;
+mod peer;
+mod service;
+mod session;
+mod state_dir;
+mod store;
+mod ticket;
+mod tls;
+mod update;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Code;
+
+pub use admission::Limits;
+pub use state_dir::CONTROL_SOCKET;
+
+use crate::clock::Clock;
+use crate::model::limits::FRAME_BYTES;
+use crate::model::{Lane, Reason, ServerTime};
+use crate::wire::link::Endpoint;
+use crate::wire::pb;
+use crate::wire::version::Range;
+use hub::{Hub, SessionEnd};
+use service::Service;
+use store::Store;
+
+/// Expired commands are looked for this often.
+const SWEEP: Duration = Duration::from_secs(1);
+/// Last-seen times and refusal counts are flushed this often.
+const FLUSH: Duration = Duration::from_secs(15);
+/// HTTP/2 PING.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
+/// A PING's answer must come within this.
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Calls at once on one connection: a session, a renewal, and tunnels.
+const CALLS: u32 = 64;
+/// Connections between TLS and HTTP/2.
+const CONNECTIONS: usize = 64;
+/// A stop waits this long for connections to close.
+const STOP: Duration = Duration::from_secs(3);
+
+/// How a gateway is to run.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Its directory; made 0700 when missing.
+    pub state: PathBuf,
+    /// Where it listens; port 0 is any free one.
+    pub listen: SocketAddr,
+    /// The deployment's name.
+    pub trust_domain: String,
+    /// What tickets name; empty: the bound address.
+    pub endpoints: Vec<Endpoint>,
+    /// Told to nodes.
+    pub heartbeat_interval: Duration,
+    /// Told to nodes.
+    pub lane_credits: BTreeMap<Lane, u32>,
+    /// Node certificates hold this long.
+    pub certificate_life: Duration,
+    /// Admission.
+    pub limits: Limits,
+    /// Versions spoken.
+    pub protocol: Range,
+    /// Seed of everything random; absent: the system's.
+    pub seed: Option<u64>,
+}
+
+impl Options {
+    /// The defaults for a state directory.
+    pub fn new(state: PathBuf, listen: SocketAddr) -> Self {
+        Self {
+            state,
+            listen,
+            trust_domain: "lab.example".into(),
+            endpoints: Vec::new(),
+            heartbeat_interval: Duration::from_secs(10),
+            lane_credits: BTreeMap::from([(Lane::Control, 8), (Lane::Work, 16), (Lane::Bulk, 2)]),
+            certificate_life: Duration::from_secs(24 * 3600),
+            limits: Limits::default(),
+            protocol: Range::OWN,
+            seed: None,
+        }
+    }
+}
+
+/// Options with what only a running gateway knows.
+struct Settings {
+    gateway_id: String,
+    trust_domain: String,
+    endpoints: Vec<String>,
+    heartbeat_interval: Duration,
+    lane_credits: BTreeMap<Lane, u32>,
+    certificate_life: Duration,
+    limits: Limits,
+    protocol: Range,
+}
+
+/// Why a gateway does not run, or stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum GatewayError {
+    /// The state directory cannot be used.
+    #[error(transparent)]
+    State(#[from] state_dir::StateError),
+    /// The store cannot be opened.
+    #[error(transparent)]
+    Open(#[from] store::OpenError),
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] store::StoreError),
+    /// The CA cannot be used.
+    #[error(transparent)]
+    Ca(#[from] ca::CaError),
+    /// TLS cannot be set up.
+    #[error(transparent)]
+    Tls(#[from] tls::TlsError),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {0}; name a free address with --listen")]
+    Listen(SocketAddr, #[source] std::io::Error),
+    /// The control socket cannot be made.
+    #[error("cannot listen on the control socket {0} (its path may have at most 107 bytes)")]
+    Control(PathBuf, #[source] std::io::Error),
+    /// The server ended by itself.
+    #[error("the gateway's server failed")]
+    Serve(#[from] tonic::transport::Error),
+}
+
+/// A running gateway, as its starter sees it.
+#[derive(Debug, Clone)]
+pub struct Ready {
+    /// The bound address.
+    pub address: SocketAddr,
+    /// The control socket.
+    pub control: PathBuf,
+    /// What tickets name.
+    pub endpoints: Vec<String>,
+}
+
+/// Runs a gateway until `stop` resolves.
+///
+/// # Errors
+/// See [`GatewayError`].
+pub async fn run(
+    options: Options,
+    clock: Arc<dyn Clock>,
+    ready: impl FnOnce(Ready),
+    stop: impl Future<Output = ()>,
+) -> Result<(), GatewayError> {
+    let now = ServerTime(clock.wall_ms());
+    let state = options.state.clone();
+    let (held, store, ca) = blocking(move || open_state(&state, now)).await?;
+    let listener = TcpListener::bind(options.listen).await;
+    let listener = listener.map_err(|error| GatewayError::Listen(options.listen, error))?;
+    let address = listener.local_addr().map_err(|error| GatewayError::Listen(options.listen, error))?;
+    let endpoints = match options.endpoints.as_slice() {
+        [] => vec![Endpoint { host: address.ip().to_string(), port: address.port() }],
+        named => named.to_vec(),
+    };
+    let mut rng = options.seed.map_or_else(StdRng::from_os_rng, StdRng::seed_from_u64);
+    let hosts: Vec<String> = endpoints.iter().map(|endpoint| endpoint.host.clone()).collect();
+    let (chain, key) = ca.serving(&hosts, now, &mut rng)?;
+    let tls = Arc::new(tls::server_config(chain, key, ca.certificate())?);
+
+    store.nobody_connected(now).await?;
+    let fresh = format!("g-{:016x}", rand::RngCore::next_u64(&mut rng));
+    let settings = Settings {
+        gateway_id: store.kept("gateway_id", fresh).await?,
+        endpoints: endpoints.iter().map(ToString::to_string).collect(),
+        trust_domain: options.trust_domain,
+        heartbeat_interval: options.heartbeat_interval,
+        lane_credits: options.lane_credits,
+        certificate_life: options.certificate_life,
+        limits: options.limits,
+        protocol: options.protocol,
+    };
+    let hub = Arc::new(Hub::new(settings, store, ca, clock, rng));
+    let control_path = options.state.join(CONTROL_SOCKET);
+    let control =
+        held.control_socket().map_err(|error| GatewayError::Control(control_path.clone(), error))?;
+    ready(Ready { address, control: control_path, endpoints: hub.settings.endpoints.clone() });
+    let result = serve(hub, listener, tls, control, stop).await;
+    drop(held);
+    result
+}
+
+fn open_state(
+    state: &std::path::Path,
+    now: ServerTime,
+) -> Result<(state_dir::Held, Store, ca::Ca), GatewayError> {
+    let held = state_dir::Held::take(state)?;
+    let store = Store::open(&state.join("gateway.db"))?;
+    let ca = ca::Ca::open(&state.join("ca"), now)?;
+    Ok((held, store, ca))
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(value) => value,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+async fn serve(
+    hub: Arc<Hub>,
+    listener: TcpListener,
+    tls: Arc<rustls::ServerConfig>,
+    control: tokio::net::UnixListener,
+    stop: impl Future<Output = ()>,
+) -> Result<(), GatewayError> {
+    let (connections, incoming) = mpsc::channel(CONNECTIONS);
+    let accepting = tokio::spawn(tls::accept(listener, tls, connections));
+    let controlling = tokio::spawn(control::serve(hub.clone(), control));
+    let keeping = tokio::spawn(keep_house(hub.clone()));
+    let service = Service(hub.clone());
+    let node = pb::node_server::NodeServer::new(service.clone()).max_decoding_message_size(FRAME_BYTES);
+    let enrollment =
+        pb::enrollment_server::EnrollmentServer::new(service).max_decoding_message_size(FRAME_BYTES);
+    let (close, closed) = oneshot::channel::<()>();
+    let mut server = tokio::spawn(
+        tonic::transport::Server::builder()
+            .http2_keepalive_interval(Some(KEEP_ALIVE))
+            .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
+            .max_concurrent_streams(CALLS)
+            .add_service(node)
+            .add_service(enrollment)
+            .serve_with_incoming_shutdown(ReceiverStream::new(incoming), async {
+                let _ = closed.await;
+            }),
+    );
+
+    let failed = {
+        let store = hub.store.clone();
+        async move { store.failed().await }
+    };
+    let mut result = Ok(());
+    tokio::select! {
+        () = stop => {}
+        () = failed => result = Err(store::StoreError::Closed.into()),
+        ended = &mut server => result = ended.unwrap_or(Ok(())).map_err(GatewayError::from),
+    }
+    accepting.abort();
+    controlling.abort();
+    keeping.abort();
+    hub.set_draining(true);
+    for (_, live) in hub.sessions() {
+        live.end(SessionEnd::told(Code::Unavailable, Reason::Draining, "the gateway is stopping"));
+    }
+    let _ = close.send(());
+    if !server.is_finished() {
+        let _ = tokio::time::timeout(STOP, &mut server).await;
+        server.abort();
+    }
+    flush(&hub).await;
+    result
+}
+
+/// Sweeps expired commands and flushes what is kept in memory.
+async fn keep_house(hub: Arc<Hub>) {
+    let mut sweep = tokio::time::interval(SWEEP);
+    let mut until_flush = FLUSH;
+    loop {
+        sweep.tick().await;
+        match hub.store.expire(hub.now()).await {
+            Ok(ended) => hub.commands_ended(&ended),
+            Err(error) => tracing::error!(error = %session::chain(&error), "the expiry sweep failed"),
+        }
+        until_flush = until_flush.saturating_sub(SWEEP);
+        if until_flush.is_zero() {
+            until_flush = FLUSH;
+            flush(&hub).await;
+            hub.sweep_waiting();
+        }
+    }
+}
+
+async fn flush(hub: &Hub) {
+    let now = hub.now();
+    let seen = hub.sessions().into_iter().map(|(node, live)| {
+        let credits = serde_json::to_string(&*hub::lock(&live.free_credits)).unwrap_or_default();
+        (node, live.epoch, now.minus(live.silent_for()), credits)
+    });
+    let refused = hub.take_refused();
+    let stored = match hub.store.seen(seen.collect()).await {
+        Ok(()) if !refused.is_empty() => hub.store.count_refusals(refused).await,
+        other => other,
+    };
+    if let Err(error) = stored {
+        tracing::error!(error = %session::chain(&error), "last-seen times were not flushed");
+    }
+}

@@ -5,14 +5,14 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::machine::{Machine, State};
 use crate::model::Reason;
 use crate::wire::link::EndKind;
 
 /// The session as others see it.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SessionStatus {
     /// Where it stands.
     pub state: SessionState,
@@ -31,7 +31,7 @@ pub struct SessionStatus {
 }
 
 /// States of a session, named for what they wait for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SessionState {
     /// For the next dial.
@@ -47,7 +47,7 @@ pub enum SessionState {
 }
 
 /// A live session.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LiveStatus {
     /// The gateway's id.
     pub gateway_id: String,
@@ -62,7 +62,7 @@ pub struct LiveStatus {
 }
 
 /// An end.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EndStatus {
     /// What kind of end.
     pub kind: EndKind,

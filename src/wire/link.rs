@@ -31,7 +31,7 @@ pub struct LinkEnd {
 }
 
 /// What kind of end, as session.md's reactions need it. gRPC's codes end here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EndKind {
     /// UNAVAILABLE or RESOURCE_EXHAUSTED from the peer.

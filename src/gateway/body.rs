@@ -1,0 +1,103 @@
+//! The JSON bodies of commands and cancellations. A worker would sign them; here they go unsigned.
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::model::{CommandId, ExecArgs, Kind, Lane, NodeId, RetrySafe, ServerTime, strict};
+
+/// The envelope's type of a command.
+pub const COMMAND_TYPE: &str = "application/vnd.bcd.v1.command";
+/// The envelope's type of a cancellation.
+pub const CANCEL_TYPE: &str = "application/vnd.bcd.v1.cancel";
+
+/// A command's body.
+#[derive(Debug, Serialize)]
+pub struct CommandBody<'a> {
+    /// The deployment's name.
+    pub trust_domain: &'a str,
+    /// For whom.
+    pub node_id: &'a NodeId,
+    /// The command.
+    pub id: &'a CommandId,
+    /// Its kind's name; also one that no node knows.
+    pub kind: &'a str,
+    /// Now.
+    pub issued_at: ServerTime,
+    /// Until when it may be accepted.
+    pub not_after: ServerTime,
+    /// Nothing is ever asked for here before desired state exists.
+    pub min_generation: u64,
+    /// As the caller wrote them.
+    pub args: &'a RawValue,
+}
+
+/// A cancellation's body.
+#[derive(Debug, Serialize)]
+pub struct CancelBody<'a> {
+    /// The deployment's name.
+    pub trust_domain: &'a str,
+    /// For whom.
+    pub node_id: &'a NodeId,
+    /// The command.
+    pub command_id: &'a CommandId,
+    /// Now.
+    pub issued_at: ServerTime,
+}
+
+/// A body's bytes.
+pub fn bytes(body: &impl Serialize) -> Vec<u8> {
+    // Ids, times and verbatim JSON cannot fail to serialise.
+    serde_json::to_vec(body).unwrap_or_default()
+}
+
+/// The lane of a kind and whether this command of it may run twice. A kind that is unknown here, or arguments that
+/// cannot be read, will be rejected by the node; until then they count as work that may not.
+pub fn routing(kind: &str, args: &RawValue) -> (Lane, bool) {
+    let Some(kind) = Kind::from_name(kind) else { return (Lane::Work, false) };
+    let properties = kind.properties();
+    let retry_safe = match properties.retry_safe {
+        RetrySafe::Yes => true,
+        RetrySafe::AsArgumentsSay => {
+            strict::parse::<ExecArgs>(args.get().as_bytes()).is_ok_and(|args| args.retry_safe)
+        }
+    };
+    (properties.lane, retry_safe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(json: &str) -> Box<RawValue> {
+        RawValue::from_string(json.into()).expect("json")
+    }
+
+    #[test]
+    fn a_kind_is_routed_by_its_table_and_its_arguments() {
+        assert_eq!(routing("node.probe", &raw("{}")), (Lane::Control, true));
+        assert_eq!(routing("node.exec", &raw(r#"{"argv":["x"]}"#)), (Lane::Work, false));
+        assert_eq!(routing("node.exec", &raw(r#"{"argv":["x"],"retry_safe":true}"#)), (Lane::Work, true));
+        assert_eq!(routing("node.exec", &raw(r#"{"retry_safe":true}"#)), (Lane::Work, false));
+        assert_eq!(routing("disk.wipe", &raw("{}")), (Lane::Work, false));
+    }
+
+    #[test]
+    fn a_body_is_what_a_node_reads() {
+        let (node, id) = (NodeId::new("n-1").expect("id"), CommandId::new("c-1").expect("id"));
+        let args = raw(r#"{"argv":["/bin/true"]}"#);
+        let at = ServerTime(1_790_000_000_123);
+        let body = CommandBody {
+            trust_domain: "lab.example",
+            node_id: &node,
+            id: &id,
+            kind: "node.exec",
+            issued_at: at,
+            not_after: at,
+            min_generation: 0,
+            args: &args,
+        };
+        let command = crate::model::Command::parse(bytes(&body).into()).expect("a header");
+        assert_eq!((command.header.issued_at, command.header.id.as_str()), (at, "c-1"));
+        command.body(Kind::NodeExec).expect("a body");
+    }
+}

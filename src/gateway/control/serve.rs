@@ -1,0 +1,265 @@
+//! The server of the control socket. A connection is a task and asks one thing at a time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use super::{Request, Response};
+use crate::gateway::body::{self, CancelBody, CommandBody};
+use crate::gateway::command_state::State;
+use crate::gateway::hub::{Hub, lock};
+use crate::gateway::session::{cancel_frame, chain};
+use crate::gateway::store::{Cancelled, NewCommand, StoreError};
+use crate::gateway::ticket::{Grant, Ticket};
+use crate::model::limits::COMMAND_BODY_BYTES;
+use crate::model::{CommandId, NodeId};
+use crate::wire::pb;
+
+/// A request line, bytes, at most: a command's body with room for its escapes.
+const LINE: u64 = 4 << 20;
+/// Connections at once.
+const CONNECTIONS: usize = 256;
+/// After an accept that failed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// A wait is cut here; the caller asks again.
+const LONGEST_WAIT: Duration = Duration::from_secs(600);
+
+/// Serves the socket for ever.
+pub(in crate::gateway) async fn serve(hub: Arc<Hub>, listener: UnixListener) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let Ok(place) = places.clone().acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let hub = hub.clone();
+                tokio::spawn(async move {
+                    if let Err(error) = connection(&hub, stream).await {
+                        tracing::debug!(%error, "a control connection broke");
+                    }
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a control connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn connection(hub: &Hub, stream: UnixStream) -> std::io::Result<()> {
+    let (read, mut write) = stream.into_split();
+    let mut read = BufReader::new(read);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        (&mut read).take(LINE).read_until(b'\n', &mut line).await?;
+        if line.is_empty() {
+            return Ok(());
+        }
+        let whole = line.last() == Some(&b'\n');
+        let response = if whole { answer_line(hub, &line).await } else { too_long() };
+        let mut out = serde_json::to_vec(&response).unwrap_or_default();
+        out.push(b'\n');
+        write.write_all(&out).await?;
+        if !whole {
+            return Ok(());
+        }
+    }
+}
+
+fn too_long() -> Response {
+    Response::Error(format!("a request may have at most {LINE} bytes"))
+}
+
+async fn answer_line(hub: &Hub, line: &[u8]) -> Response {
+    let request = match serde_json::from_slice(line) {
+        Ok(request) => request,
+        Err(error) => return Response::Error(format!("not a request: {error}")),
+    };
+    match answer(hub, request).await {
+        Ok(response) => response,
+        Err(error) => {
+            tracing::error!(error = %chain(&error), "a control request failed");
+            Response::Error(chain(&error))
+        }
+    }
+}
+
+async fn answer(hub: &Hub, request: Request) -> Result<Response, StoreError> {
+    let store = &hub.store;
+    Ok(match request {
+        Request::Enqueue { node, kind, args, ttl_s, id } => {
+            enqueue(hub, node, &kind, &args, ttl_s, id).await?
+        }
+        Request::Cancel { id } => cancel(hub, id).await?,
+        Request::Show { id } => Response::Command(store.command(id).await?.map(Box::new)),
+        Request::Wait { id, timeout_ms } => wait(hub, &id, Duration::from_millis(timeout_ms)).await?,
+        Request::List { node, limit } => Response::Commands(store.commands(node, limit).await?),
+        Request::History => Response::Commands(store.history().await?),
+        Request::Nodes => nodes(hub).await?,
+        Request::Events { after, wait_ms } => events(hub, after, Duration::from_millis(wait_ms)).await?,
+        Request::Ticket { uses, ttl_s, site } => ticket(hub, uses, ttl_s, site).await?,
+        Request::Drain { max_delay_ms } => drain(hub, max_delay_ms),
+        Request::Undrain => {
+            hub.set_draining(false);
+            Response::Done
+        }
+        Request::Stats => stats(hub).await?,
+    })
+}
+
+async fn enqueue(
+    hub: &Hub,
+    node: NodeId,
+    kind: &str,
+    args: &RawValue,
+    ttl_s: u64,
+    id: Option<CommandId>,
+) -> Result<Response, StoreError> {
+    let id = id.unwrap_or_else(|| hub.with_rng(|rng| CommandId::random(rng)));
+    let now = hub.now();
+    let not_after = now.plus(Duration::from_secs(ttl_s));
+    let body = CommandBody {
+        trust_domain: &hub.settings.trust_domain,
+        node_id: &node,
+        id: &id,
+        kind,
+        issued_at: now,
+        not_after,
+        min_generation: 0,
+        args,
+    };
+    let payload = body::bytes(&body);
+    if payload.len() > COMMAND_BODY_BYTES {
+        let message = format!("the command's body has {} bytes, at most {COMMAND_BODY_BYTES}", payload.len());
+        return Ok(Response::Error(message));
+    }
+    let (lane, retry_safe) = body::routing(kind, args);
+    let command = NewCommand {
+        id: id.clone(),
+        node: node.clone(),
+        kind: kind.chars().take(128).collect(),
+        lane,
+        retry_safe,
+        payload,
+        not_after,
+        now,
+    };
+    Ok(match hub.store.enqueue(command).await? {
+        Ok(()) => {
+            if let Some(live) = hub.session(&node) {
+                live.poke.notify_one();
+            }
+            Response::Enqueued(id)
+        }
+        Err(error) => Response::Error(error.to_string()),
+    })
+}
+
+async fn cancel(hub: &Hub, id: CommandId) -> Result<Response, StoreError> {
+    let now = hub.now();
+    let (trust_domain, command) = (hub.settings.trust_domain.clone(), id.clone());
+    let make_body = move |node: &NodeId| {
+        let body =
+            CancelBody { trust_domain: &trust_domain, node_id: node, command_id: &command, issued_at: now };
+        body::bytes(&body)
+    };
+    Ok(match hub.store.cancel(id.clone(), make_body, now).await? {
+        Cancelled::Unknown => Response::Error(format!("no command {id} is known here")),
+        Cancelled::Ended => Response::Done,
+        Cancelled::Now(_) => {
+            hub.commands_ended(&[id]);
+            Response::Done
+        }
+        Cancelled::Tell(node) => {
+            let body = hub.store.cancel_body(id.clone()).await?;
+            if let (Some(body), Some(live)) = (body, hub.session(&node)) {
+                let frame = pb::gateway_frame::Frame::Cancel(cancel_frame(&id, body));
+                // A session that cannot take it sends it again after its next first heartbeat.
+                let _ = live.orders.try_send(pb::GatewayFrame { frame: Some(frame) });
+            }
+            Response::Done
+        }
+    })
+}
+
+async fn wait(hub: &Hub, id: &CommandId, timeout: Duration) -> Result<Response, StoreError> {
+    let until = Instant::now() + timeout.min(LONGEST_WAIT);
+    loop {
+        let end = hub.command_end(id);
+        let view = hub.store.command(id.clone()).await?;
+        let over =
+            view.as_ref().is_none_or(|view| State::from_name(&view.state).is_none_or(State::is_terminal));
+        if over || tokio::time::timeout_at(until, end).await.is_err() {
+            return Ok(Response::Command(view.map(Box::new)));
+        }
+    }
+}
+
+async fn nodes(hub: &Hub) -> Result<Response, StoreError> {
+    let mut nodes = hub.store.nodes(hub.now()).await?;
+    for view in &mut nodes {
+        if let Some(live) = hub.session(&view.node) {
+            view.last_seen_age_ms = u64::try_from(live.silent_for().as_millis()).unwrap_or(u64::MAX);
+            view.free_credits = lock(&live.free_credits).clone();
+        }
+    }
+    Ok(Response::Nodes(nodes))
+}
+
+async fn events(hub: &Hub, after: u64, wait: Duration) -> Result<Response, StoreError> {
+    let until = Instant::now() + wait.min(LONGEST_WAIT);
+    loop {
+        let mut next = std::pin::pin!(hub.next_event());
+        next.as_mut().enable();
+        let events = hub.store.events(after).await?;
+        if !events.is_empty() || tokio::time::timeout_at(until, next).await.is_err() {
+            return Ok(Response::Events(events));
+        }
+    }
+}
+
+async fn ticket(hub: &Hub, uses: u32, ttl_s: u64, site: String) -> Result<Response, StoreError> {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+    if site.is_empty() || site.len() > 64 || !site.bytes().all(plain) {
+        return Ok(Response::Error(format!("not a site: {site:?} (1 to 64 of A-Z a-z 0-9 . _ -)")));
+    }
+    if uses == 0 {
+        return Ok(Response::Error("a ticket needs at least one use".into()));
+    }
+    let grant = Grant { uses, expires_at: hub.now().plus(Duration::from_secs(ttl_s)), site };
+    let settings = &hub.settings;
+    let ticket = hub.with_rng(|rng| {
+        Ticket::new(&grant, &settings.trust_domain, &settings.endpoints, hub.ca.digest(), rng)
+    });
+    hub.store.add_token(ticket.token_sha256(), grant).await?;
+    Ok(Response::Ticket(ticket.line()))
+}
+
+fn drain(hub: &Hub, max_delay_ms: u32) -> Response {
+    hub.set_draining(true);
+    for (node, live) in hub.sessions() {
+        let drain = pb::Drain { max_delay_ms: max_delay_ms.min(60_000), reason: "drain".into() };
+        let frame = pb::GatewayFrame { frame: Some(pb::gateway_frame::Frame::Drain(drain)) };
+        if live.orders.try_send(frame).is_err() {
+            tracing::warn!(%node, "a drain could not be told");
+        }
+    }
+    Response::Done
+}
+
+async fn stats(hub: &Hub) -> Result<Response, StoreError> {
+    let refused = hub.take_refused();
+    if !refused.is_empty() {
+        hub.store.count_refusals(refused).await?;
+    }
+    let mut stats = hub.store.stats().await?;
+    stats.sessions = u64::try_from(hub.sessions().len()).unwrap_or(u64::MAX);
+    Ok(Response::Stats(stats))
+}

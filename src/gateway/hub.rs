@@ -1,0 +1,279 @@
+//! What the gateway holds in memory: live sessions, admission, those who wait for a command's end. All of it is
+//! rebuilt by the next Hellos, which is why a gateway's crash costs a reconnect and nothing more.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::time::Instant;
+use tonic::{Code, Status};
+
+use super::Settings;
+use super::admission::{self, Bucket};
+use super::ca::Ca;
+use super::store::Store;
+use crate::clock::Clock;
+use crate::model::{BootId, CommandId, NodeId, Reason, ServerTime};
+use crate::wire::{pb, status};
+
+/// Frames from outside a session's own loop (Cancel, Drain) that may wait for it.
+const ORDERS: usize = 64;
+
+/// The gateway's memory.
+pub struct Hub {
+    /// As configured, with defaults filled in.
+    pub settings: Settings,
+    /// The store.
+    pub store: Store,
+    /// The development CA.
+    pub ca: Ca,
+    clock: Arc<dyn Clock>,
+    rng: Mutex<StdRng>,
+    bucket: Mutex<Bucket>,
+    streams: Arc<Semaphore>,
+    hellos: Arc<Semaphore>,
+    live: Mutex<HashMap<NodeId, Arc<Live>>>,
+    waiting: Mutex<HashMap<CommandId, Vec<oneshot::Sender<()>>>>,
+    refused: Mutex<BTreeMap<&'static str, u64>>,
+    draining: watch::Sender<bool>,
+    events: Notify,
+}
+
+/// A live session, as others see it.
+pub struct Live {
+    /// Its epoch.
+    pub epoch: u64,
+    /// The kernel's boot that it came from.
+    pub boot_id: BootId,
+    /// The time of its last frame.
+    pub last_frame: Mutex<Instant>,
+    /// Free credits as last reported.
+    pub free_credits: Mutex<BTreeMap<String, u32>>,
+    /// There may be something to dispatch.
+    pub poke: Notify,
+    /// Frames for it to send.
+    pub orders: mpsc::Sender<pb::GatewayFrame>,
+    end: Mutex<Option<oneshot::Sender<SessionEnd>>>,
+}
+
+/// How a session ends.
+#[derive(Debug)]
+pub struct SessionEnd {
+    /// What the node is told; absent: it ended the stream itself.
+    pub status: Option<Status>,
+    /// For the event.
+    pub reason: &'static str,
+    /// Whether the node is still this session's to disconnect.
+    pub owns_node: bool,
+}
+
+impl SessionEnd {
+    /// The gateway ends it.
+    pub fn told(code: Code, reason: Reason, message: &str) -> Self {
+        let status = status::refusal(code, reason, message, None);
+        Self { status: Some(status), reason: reason.token(), owns_node: true }
+    }
+
+    /// A newer session has the node.
+    pub fn superseded() -> Self {
+        let message = "a newer session of the same identity took over";
+        Self { owns_node: false, ..Self::told(Code::Aborted, Reason::Superseded, message) }
+    }
+}
+
+impl Live {
+    /// A session that begins now, what it takes orders from, and how it hears of its end.
+    pub fn new(
+        epoch: u64,
+        boot_id: BootId,
+    ) -> (Arc<Self>, mpsc::Receiver<pb::GatewayFrame>, oneshot::Receiver<SessionEnd>) {
+        let (orders, taken) = mpsc::channel(ORDERS);
+        let (end, ended) = oneshot::channel();
+        let live = Self {
+            epoch,
+            boot_id,
+            last_frame: Mutex::new(Instant::now()),
+            free_credits: Mutex::default(),
+            poke: Notify::new(),
+            orders,
+            end: Mutex::new(Some(end)),
+        };
+        (Arc::new(live), taken, ended)
+    }
+
+    /// Ends it; the first call counts.
+    pub fn end(&self, how: SessionEnd) {
+        if let Some(end) = lock(&self.end).take() {
+            let _ = end.send(how);
+        }
+    }
+
+    /// How long ago its last frame came.
+    pub fn silent_for(&self) -> Duration {
+        lock(&self.last_frame).elapsed()
+    }
+}
+
+impl Hub {
+    pub(super) fn new(settings: Settings, store: Store, ca: Ca, clock: Arc<dyn Clock>, rng: StdRng) -> Self {
+        let limits = settings.limits;
+        Self {
+            bucket: Mutex::new(Bucket::new(limits.rate, clock.boot())),
+            streams: Arc::new(Semaphore::new(limits.streams)),
+            hellos: Arc::new(Semaphore::new(limits.pending_hellos)),
+            settings,
+            store,
+            ca,
+            clock,
+            rng: Mutex::new(rng),
+            live: Mutex::default(),
+            waiting: Mutex::default(),
+            refused: Mutex::default(),
+            draining: watch::Sender::new(false),
+            events: Notify::new(),
+        }
+    }
+
+    /// The control plane's clock.
+    pub fn now(&self) -> ServerTime {
+        ServerTime(self.clock.wall_ms())
+    }
+
+    /// Randomness, seeded once.
+    pub fn with_rng<T>(&self, draw: impl FnOnce(&mut StdRng) -> T) -> T {
+        draw(&mut lock(&self.rng))
+    }
+
+    /// A refusal, counted.
+    pub fn refuse(&self, code: Code, reason: Reason, message: &str, pushback: Option<Duration>) -> Status {
+        *lock(&self.refused).entry(reason.token()).or_default() += 1;
+        status::refusal(code, reason, message, pushback)
+    }
+
+    /// The refusals counted since the last call.
+    pub fn take_refused(&self) -> Vec<(&'static str, u64)> {
+        std::mem::take(&mut *lock(&self.refused)).into_iter().collect()
+    }
+
+    /// Takes the token that an open or a join costs.
+    ///
+    /// # Errors
+    /// Draining, or too many at once.
+    pub fn admit(&self) -> Result<(), Status> {
+        if self.is_draining() {
+            return Err(self.refuse(Code::Unavailable, Reason::Draining, "the gateway is draining", None));
+        }
+        let taken = self.with_rng(|rng| lock(&self.bucket).take(self.clock.boot(), rng));
+        taken.map_err(|wait| {
+            self.refuse(Code::ResourceExhausted, Reason::Storm, "too many handshakes at once", Some(wait))
+        })
+    }
+
+    /// A place among the sessions.
+    ///
+    /// # Errors
+    /// All are taken.
+    pub fn stream(&self) -> Result<OwnedSemaphorePermit, Status> {
+        self.streams.clone().try_acquire_owned().map_err(|_| {
+            let wait = self.with_rng(admission::streams_full);
+            self.refuse(Code::ResourceExhausted, Reason::Full, "the gateway is full", Some(wait))
+        })
+    }
+
+    /// A place among the Hello transactions.
+    ///
+    /// # Errors
+    /// All are taken.
+    pub fn hello_slot(&self) -> Result<OwnedSemaphorePermit, Status> {
+        self.hellos.clone().try_acquire_owned().map_err(|_| {
+            let wait = self.with_rng(admission::pending_full);
+            self.refuse(Code::ResourceExhausted, Reason::Storm, "too many Hellos are pending", Some(wait))
+        })
+    }
+
+    /// The node's live session.
+    pub fn session(&self, node: &NodeId) -> Option<Arc<Live>> {
+        lock(&self.live).get(node).cloned()
+    }
+
+    /// Every live session.
+    pub fn sessions(&self) -> Vec<(NodeId, Arc<Live>)> {
+        lock(&self.live).iter().map(|(node, live)| (node.clone(), live.clone())).collect()
+    }
+
+    /// Makes `live` the node's session and ends the older one. False: a newer one is there already.
+    pub fn take_over(&self, node: &NodeId, live: &Arc<Live>) -> bool {
+        let mut sessions = lock(&self.live);
+        if sessions.get(node).is_some_and(|other| other.epoch > live.epoch) {
+            return false;
+        }
+        if let Some(older) = sessions.insert(node.clone(), live.clone()) {
+            older.end(SessionEnd::superseded());
+        }
+        true
+    }
+
+    /// Forgets a session that has ended, unless a newer one took its place.
+    pub fn forget(&self, node: &NodeId, live: &Arc<Live>) {
+        let mut sessions = lock(&self.live);
+        if sessions.get(node).is_some_and(|there| Arc::ptr_eq(there, live)) {
+            sessions.remove(node);
+        }
+    }
+
+    /// Wakes those who wait for these commands.
+    pub fn commands_ended(&self, ids: &[CommandId]) {
+        if ids.is_empty() {
+            return;
+        }
+        let mut waiting = lock(&self.waiting);
+        for waiter in ids.iter().filter_map(|id| waiting.remove(id)).flatten() {
+            let _ = waiter.send(());
+        }
+    }
+
+    /// Resolves at the next end of this command. Ask before looking at its state.
+    pub fn command_end(&self, id: &CommandId) -> oneshot::Receiver<()> {
+        let (tell, told) = oneshot::channel();
+        let mut waiting = lock(&self.waiting);
+        let waiters = waiting.entry(id.clone()).or_default();
+        waiters.retain(|waiter| !waiter.is_closed());
+        waiters.push(tell);
+        told
+    }
+
+    /// Forgets those who no longer wait.
+    pub fn sweep_waiting(&self) {
+        lock(&self.waiting).retain(|_, waiters| {
+            waiters.retain(|waiter| !waiter.is_closed());
+            !waiters.is_empty()
+        });
+    }
+
+    /// Whether new sessions are refused.
+    pub fn is_draining(&self) -> bool {
+        *self.draining.borrow()
+    }
+
+    /// Begins or ends a drain.
+    pub fn set_draining(&self, draining: bool) {
+        self.draining.send_replace(draining);
+    }
+
+    /// An event may have been added.
+    pub fn event_added(&self) {
+        self.events.notify_waiters();
+    }
+
+    /// Resolves when an event may have been added after this call.
+    pub fn next_event(&self) -> tokio::sync::futures::Notified<'_> {
+        self.events.notified()
+    }
+}
+
+/// A lock whose data is whole even if a holder panicked: every holder only inserts, removes or replaces.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

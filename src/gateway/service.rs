@@ -1,0 +1,291 @@
+//! The gRPC services: Join, and the opening of a session.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::BoxStream;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
+use tonic::{Code, Request, Response, Status, Streaming};
+
+use super::ca::Csr;
+use super::hello::{self, Checked};
+use super::hub::{Hub, Live, SessionEnd};
+use super::peer::Peer;
+use super::session::{self, Opening, Outgoing, chain};
+use super::store::{HelloRefusal, JoinRefusal, JoinTry, Joined, StoreError};
+use crate::failpoint;
+use crate::model::limits::{ID_BYTES, JOIN_FACTS};
+use crate::model::{Digest, NodeId, Reason, Role};
+use crate::wire::pb;
+use crate::wire::version::Range;
+
+/// Hello, or the request of a join, must come within this.
+const FIRST_FRAME: Duration = Duration::from_secs(10);
+
+/// Both services over one hub.
+#[derive(Clone)]
+pub struct Service(pub Arc<Hub>);
+
+impl Service {
+    /// The certificate of the call, read.
+    fn peer<T>(&self, request: &Request<T>) -> Result<Peer, Status> {
+        let hub = &self.0;
+        let info = request.extensions().get::<TlsConnectInfo<TcpConnectInfo>>();
+        let certificates = info.and_then(TlsConnectInfo::peer_certs);
+        let leaf = certificates.as_ref().and_then(|certificates| certificates.first()).ok_or_else(|| {
+            let message = "the call needs a node certificate";
+            hub.refuse(Code::Unauthenticated, Reason::CertificateMissing, message, None)
+        })?;
+        Peer::read(leaf, &hub.settings.trust_domain).map_err(|error| {
+            hub.refuse(Code::PermissionDenied, Reason::WrongIdentity, &error.to_string(), None)
+        })
+    }
+
+    fn internal(&self, error: &StoreError) -> Status {
+        tracing::error!(error = %chain(error), "the store failed");
+        self.0.refuse(Code::Internal, Reason::Internal, "the gateway's store failed", None)
+    }
+
+    /// Everything from the first frame to a running session. Runs as a task of its own: a node that hangs up in
+    /// the middle must not leave an epoch without a session that ends.
+    async fn open(
+        self,
+        peer: Peer,
+        mut inbound: Streaming<pb::NodeFrame>,
+    ) -> Result<mpsc::Receiver<Result<pb::GatewayFrame, Status>>, Status> {
+        let hub = self.0.clone();
+        let place = hub.stream()?;
+        hub.admit()?;
+        let hello = self.first_hello(&mut inbound).await?;
+        let checked = hello::check(&hello, &peer, hub.settings.protocol, hub.now())
+            .map_err(|refused| hub.refuse(refused.code, refused.reason, &refused.message, None))?;
+        let slot = hub.hello_slot()?;
+        let (live, opening, orders, told) = self.transact(checked, &peer).await?;
+        drop(slot);
+        let (out, frames): (Outgoing, _) = mpsc::channel(session::OUTGOING);
+        if !hub.take_over(&peer.node, &live) {
+            let message = "a newer session of the same identity took over";
+            return Err(hub.refuse(Code::Aborted, Reason::Superseded, message, None));
+        }
+        tokio::spawn(session::run(hub, live, opening, inbound, out, orders, told, place));
+        Ok(frames)
+    }
+
+    async fn first_hello(&self, inbound: &mut Streaming<pb::NodeFrame>) -> Result<pb::Hello, Status> {
+        let missing = |message| self.0.refuse(Code::InvalidArgument, Reason::HelloMissing, message, None);
+        let first = tokio::time::timeout(FIRST_FRAME, inbound.message()).await;
+        let first = first.map_err(|_| missing("no frame came within 10 s"))??;
+        match first.and_then(|frame| frame.frame) {
+            Some(pb::node_frame::Frame::Hello(hello)) => Ok(hello),
+            _ => Err(missing("the first frame must be Hello")),
+        }
+    }
+
+    async fn transact(&self, checked: Checked, peer: &Peer) -> Result<Begun, Status> {
+        let hub = &self.0;
+        let Checked { mut facts, proto, running } = checked;
+        facts.live_boot = hub.session(&facts.node).map(|live| live.boot_id.clone());
+        let (boot_id, journal_id) = (facts.boot_id.clone(), facts.journal_id.clone());
+        let incarnation = facts.incarnation.clone();
+        let opened = hub.store.hello(facts).await.map_err(|error| self.internal(&error))?;
+        let opened = opened.map_err(|refusal| match refusal {
+            HelloRefusal::UnknownNode => {
+                let message = "this gateway does not know the node; join again";
+                hub.refuse(Code::PermissionDenied, Reason::UnknownNode, message, None)
+            }
+            HelloRefusal::IdentitySuperseded => {
+                let message = "the node has joined again since this certificate was signed";
+                hub.refuse(Code::Unauthenticated, Reason::IdentitySuperseded, message, None)
+            }
+        })?;
+        failpoint::hit(failpoint::GATEWAY_HELLO);
+        hub.event_added();
+        hub.commands_ended(&opened.effects.ended());
+        let settings = &hub.settings;
+        let welcome = pb::Welcome {
+            session_id: hub.with_rng(|rng| session_id(rng)),
+            gateway_id: settings.gateway_id.clone(),
+            epoch: opened.epoch,
+            proto,
+            proto_min: settings.protocol.min(),
+            proto_max: settings.protocol.max(),
+            server_time_ms: hub.now().0,
+            heartbeat_interval_ms: u32::try_from(settings.heartbeat_interval.as_millis()).unwrap_or(u32::MAX),
+            lane_credits: settings.lane_credits.iter().map(|(lane, n)| (lane.name().into(), *n)).collect(),
+            journal_id: journal_id.to_string(),
+            acked_event_seq: opened.acked_event_seq,
+            ..Default::default()
+        };
+        tracing::info!(node = %peer.node, epoch = opened.epoch, "session opened");
+        let connected = session::connected_detail(
+            opened.epoch,
+            boot_id.as_str(),
+            opened.journal_changed,
+            opened.boot_changed,
+        );
+        let (live, orders, told) = Live::new(opened.epoch, boot_id);
+        let opening = Opening {
+            node: peer.node.clone(),
+            incarnation,
+            not_after: peer.not_after,
+            running,
+            connected,
+            welcome,
+            acks: opened.effects.acks(),
+        };
+        Ok((live, opening, orders, told))
+    }
+
+    async fn join_request(&self, request: pb::JoinRequest) -> Result<pb::JoinResponse, Status> {
+        let hub = &self.0;
+        let (csr, role) = self.check_join(&request)?;
+        let now = hub.now();
+        let attempt = JoinTry {
+            token: Digest::of(request.token.as_bytes()),
+            spki: csr.spki,
+            role,
+            fresh: hub.with_rng(|rng| NodeId::random(rng)),
+            now,
+        };
+        let joined = hub.store.join(attempt).await.map_err(|error| self.internal(&error))?;
+        let joined = joined.map_err(|refusal| {
+            let (reason, message) = match refusal {
+                JoinRefusal::Unknown => {
+                    (Reason::TicketInvalid, "this gateway does not know the ticket's token")
+                }
+                JoinRefusal::Expired => (Reason::TicketExpired, "the ticket has run out; ask for a new one"),
+                JoinRefusal::Used => (Reason::TicketUsed, "the ticket has been used up; ask for a new one"),
+            };
+            hub.refuse(Code::PermissionDenied, reason, message, None)
+        })?;
+        self.answer_join(&csr, joined).await
+    }
+
+    fn check_join(&self, request: &pb::JoinRequest) -> Result<(Csr, Role), Status> {
+        let hub = &self.0;
+        let invalid = |message: &str| hub.refuse(Code::InvalidArgument, Reason::JoinInvalid, message, None);
+        let range = Range::from_wire(request.proto_min, request.proto_max).map_err(|reason| {
+            hub.refuse(Code::InvalidArgument, reason, "the version range is empty or zero", None)
+        })?;
+        hub.settings.protocol.choose(range).map_err(|reason| {
+            let message = format!(
+                "the node speaks versions {} to {}, the gateway {} to {}",
+                range.min(),
+                range.max(),
+                hub.settings.protocol.min(),
+                hub.settings.protocol.max()
+            );
+            hub.refuse(Code::FailedPrecondition, reason, &message, None)
+        })?;
+        if !matches!(request.attestor.as_str(), "" | "token") {
+            return Err(invalid("this gateway knows the attestor token alone"));
+        }
+        if request.token.is_empty() || request.token.len() > ID_BYTES || !request.sealed_token.is_empty() {
+            return Err(invalid("the token is missing, too long, or sealed"));
+        }
+        if request.facts.len() > JOIN_FACTS {
+            return Err(invalid("too many facts"));
+        }
+        let role = match request.role.as_str() {
+            "" => Role::Host,
+            name => Role::from_name(name).ok_or_else(|| invalid("the role is neither host nor ramdisk"))?,
+        };
+        let csr = Csr::verify(&request.csr).map_err(|error| invalid(&error.to_string()))?;
+        Ok((csr, role))
+    }
+
+    async fn answer_join(&self, csr: &Csr, joined: Joined) -> Result<pb::JoinResponse, Status> {
+        let hub = &self.0;
+        let settings = &hub.settings;
+        let now = hub.now();
+        let signed = hub.with_rng(|rng| {
+            hub.ca.sign(csr, &joined, &settings.trust_domain, settings.certificate_life, now, rng)
+        });
+        let signed = signed.map_err(|error| {
+            tracing::error!(error = %chain(&error), "a node certificate could not be signed");
+            hub.refuse(Code::Internal, Reason::Internal, "the certificate could not be signed", None)
+        })?;
+        let recorded = hub.store.add_certificate(signed.serial, &joined, signed.not_after).await;
+        recorded.map_err(|error| self.internal(&error))?;
+        failpoint::hit(failpoint::GATEWAY_JOINED);
+        tracing::info!(node = %joined.node, site = %joined.site, "node joined");
+        Ok(pb::JoinResponse {
+            node_id: joined.node.to_string(),
+            chain: signed.chain.iter().map(|certificate| certificate.to_vec().into()).collect(),
+            role: joined.role.name().into(),
+            site: joined.site,
+            trust_domain: settings.trust_domain.clone(),
+            identity_generation: joined.generation,
+            server_time_ms: now.0,
+            gateway_roots: vec![hub.ca.certificate().to_vec().into()],
+            ..Default::default()
+        })
+    }
+}
+
+/// A session that the Hello transaction has opened: itself, what it starts with, its orders and its end.
+type Begun =
+    (Arc<Live>, Opening, mpsc::Receiver<pb::GatewayFrame>, tokio::sync::oneshot::Receiver<SessionEnd>);
+
+fn session_id(rng: &mut impl rand::RngCore) -> String {
+    let mut bytes = [0_u8; 16];
+    rng.fill_bytes(&mut bytes);
+    format!("s-{}", data_encoding::HEXLOWER.encode(&bytes))
+}
+
+#[tonic::async_trait]
+impl pb::node_server::Node for Service {
+    type SessionStream = ReceiverStream<Result<pb::GatewayFrame, Status>>;
+    type TunnelStream = BoxStream<'static, Result<pb::TunnelFrame, Status>>;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<pb::NodeFrame>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
+        let peer = self.peer(&request)?;
+        let opened = tokio::spawn(self.clone().open(peer, request.into_inner())).await;
+        let frames = opened.map_err(|error| {
+            tracing::error!(%error, "the opening of a session panicked");
+            self.0.refuse(Code::Internal, Reason::Internal, "the session could not be opened", None)
+        })??;
+        Ok(Response::new(ReceiverStream::new(frames)))
+    }
+
+    async fn tunnel(
+        &self,
+        _request: Request<Streaming<pb::TunnelFrame>>,
+    ) -> Result<Response<Self::TunnelStream>, Status> {
+        Err(self.0.refuse(Code::Unimplemented, Reason::Internal, "this gateway opens no tunnels", None))
+    }
+}
+
+#[tonic::async_trait]
+impl pb::enrollment_server::Enrollment for Service {
+    type JoinStream = BoxStream<'static, Result<pb::JoinAnswer, Status>>;
+
+    async fn join(
+        &self,
+        request: Request<Streaming<pb::JoinFrame>>,
+    ) -> Result<Response<Self::JoinStream>, Status> {
+        self.0.admit()?;
+        let mut inbound = request.into_inner();
+        let first = tokio::time::timeout(FIRST_FRAME, inbound.message()).await;
+        let invalid = |message| self.0.refuse(Code::InvalidArgument, Reason::JoinInvalid, message, None);
+        let first = first.map_err(|_| invalid("no request came within 10 s"))??;
+        let Some(pb::join_frame::Frame::Request(request)) = first.and_then(|frame| frame.frame) else {
+            return Err(invalid("the first frame must be the request"));
+        };
+        let response = self.join_request(request).await?;
+        let answer = pb::JoinAnswer { frame: Some(pb::join_answer::Frame::Response(response)) };
+        Ok(Response::new(Box::pin(tokio_stream::once(Ok(answer)))))
+    }
+
+    async fn renew(
+        &self,
+        _request: Request<pb::RenewRequest>,
+    ) -> Result<Response<pb::RenewResponse>, Status> {
+        Err(self.0.refuse(Code::Unimplemented, Reason::Internal, "this gateway does not renew yet", None))
+    }
+}

@@ -1,0 +1,115 @@
+//! The gateway's directory: 0700, one gateway at a time, and its control socket.
+
+use std::fs::File;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{Flock, FlockArg, OFlag};
+use tokio::net::UnixListener;
+
+/// The control socket's name in the directory.
+pub const CONTROL_SOCKET: &str = "control.sock";
+
+/// Why a directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// Another gateway has it.
+    #[error("another gateway runs on {0}; stop it, or name another directory with --state")]
+    Held(PathBuf),
+    /// Not ours alone.
+    #[error("the gateway's directory {0} is open to others; close it with: chmod 700 {0}")]
+    Open(PathBuf),
+    /// It cannot be used.
+    #[error("cannot use the gateway's directory {path}")]
+    Io {
+        /// The directory or a file in it.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// A directory that this process alone uses, until it is dropped.
+#[derive(Debug)]
+pub struct Held {
+    dir: PathBuf,
+    _lock: Flock<File>,
+}
+
+impl Held {
+    /// Makes the directory when it is missing, and takes its lock. Blocks.
+    ///
+    /// # Errors
+    /// See [`StateError`].
+    pub fn take(dir: &Path) -> Result<Self, StateError> {
+        let io = |path: &Path| {
+            let path = path.to_owned();
+            move |source| StateError::Io { path, source }
+        };
+        match std::fs::DirBuilder::new().mode(0o700).create(dir) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(io(dir)(error)),
+            _ => {}
+        }
+        let found = std::fs::symlink_metadata(dir).map_err(io(dir))?;
+        if !found.is_dir() {
+            return Err(io(dir)(std::io::ErrorKind::NotADirectory.into()));
+        }
+        if found.permissions().mode() & 0o077 != 0 {
+            return Err(StateError::Open(dir.to_owned()));
+        }
+        let path = dir.join("lock");
+        let file = std::fs::OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .custom_flags(OFlag::O_NOFOLLOW.bits())
+            .open(&path)
+            .map_err(io(&path))?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => Ok(Self { dir: dir.to_owned(), _lock: lock }),
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) => Err(StateError::Held(dir.to_owned())),
+            Err((_, errno)) => Err(io(&path)(errno.into())),
+        }
+    }
+
+    /// Listens on the control socket; what a dead gateway left there is removed, which the lock makes safe.
+    ///
+    /// # Errors
+    /// The socket cannot be made.
+    pub fn control_socket(&self) -> std::io::Result<UnixListener> {
+        let path = self.dir.join(CONTROL_SOCKET);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        // Nobody else can reach it before its mode is set: the directory is 0700.
+        let listener = UnixListener::bind(&path)?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+        Ok(listener)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_made_closed_and_held_by_one_gateway() {
+        let parent = tempfile::tempdir().expect("a directory");
+        let dir = parent.path().join("gw");
+        let held = Held::take(&dir).expect("taken");
+        assert_eq!(std::fs::metadata(&dir).expect("there").permissions().mode() & 0o777, 0o700);
+        assert!(matches!(Held::take(&dir), Err(StateError::Held(_))));
+        drop(held);
+        Held::take(&dir).expect("free again");
+    }
+
+    #[test]
+    fn a_directory_that_others_may_read_is_refused_with_the_mend() {
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("chmod");
+        let error = Held::take(dir.path()).expect_err("refused").to_string();
+        assert!(error.contains("chmod 700"), "{error}");
+    }
+}

@@ -1,0 +1,267 @@
+//! A command's way to its node: enqueued, dispatched, cancelled, expired.
+
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use super::{Store, StoreError, corrupt, int, uint};
+use crate::gateway::command_state::State;
+use crate::model::{CommandId, Digest, Lane, NodeId, ServerTime};
+
+/// A command to be queued.
+#[derive(Debug)]
+pub struct NewCommand {
+    /// Its id.
+    pub id: CommandId,
+    /// For whom.
+    pub node: NodeId,
+    /// Its kind's name.
+    pub kind: String,
+    /// Whose credits it takes.
+    pub lane: Lane,
+    /// Whether it may run twice.
+    pub retry_safe: bool,
+    /// The body.
+    pub payload: Vec<u8>,
+    /// As in the body.
+    pub not_after: ServerTime,
+    /// The gateway's clock.
+    pub now: ServerTime,
+}
+
+/// Why a command is not queued.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EnqueueError {
+    /// The node never joined.
+    #[error("no node {0} has joined this gateway; list them with: bcd ctl nodes")]
+    UnknownNode(NodeId),
+    /// The id is in use.
+    #[error("the command id {0} is in use")]
+    IdInUse(CommandId),
+}
+
+/// A command on its way out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Deliver {
+    /// Its id.
+    pub id: CommandId,
+    /// Its number within the node's queue.
+    pub seq: u64,
+    /// Deliveries, this one included.
+    pub attempt: u32,
+    /// Its lane.
+    pub lane: Lane,
+    /// The body.
+    pub payload: Vec<u8>,
+}
+
+/// What a dispatch found.
+#[derive(Debug)]
+pub struct Dispatched {
+    /// Marked for this session, in seq order.
+    pub out: Vec<Deliver>,
+    /// When the next back-off of the node ends.
+    pub next_due: Option<ServerTime>,
+}
+
+/// What a cancellation did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cancelled {
+    /// No such command.
+    Unknown,
+    /// It had ended.
+    Ended,
+    /// It was waiting here and has ended.
+    Now(NodeId),
+    /// Its node must be told.
+    Tell(NodeId),
+}
+
+/// Reads `id, seq, deliveries, lane, payload`, the first five columns.
+pub(super) fn read_deliver(row: &Row<'_>) -> rusqlite::Result<Deliver> {
+    let lane: String = row.get(3)?;
+    Ok(Deliver {
+        id: CommandId::new(row.get::<_, String>(0)?).map_err(|error| corrupt(0, error))?,
+        seq: uint(row.get(1)?),
+        attempt: row.get(2)?,
+        lane: Lane::from_name(&lane).unwrap_or(Lane::Work),
+        payload: row.get(4)?,
+    })
+}
+
+impl Store {
+    /// Puts a command at the end of its node's queue.
+    ///
+    /// # Errors
+    /// See [`StoreError`]; a command that cannot be queued is the inner error.
+    pub async fn enqueue(&self, command: NewCommand) -> Result<Result<(), EnqueueError>, StoreError> {
+        self.run(move |db| enqueue(db, command)).await
+    }
+
+    /// Marks the node's next commands for a session, as far as `free` goes. Absent: a newer session has the node.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn dispatch(
+        &self,
+        node: NodeId,
+        epoch: u64,
+        free: Vec<(Lane, u32)>,
+        now: ServerTime,
+    ) -> Result<Option<Dispatched>, StoreError> {
+        self.run(move |db| dispatch(db, &node, epoch, &free, now)).await
+    }
+
+    /// Cancels a command. `body` is the cancellation's body for its node, which the caller cannot know before.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn cancel(
+        &self,
+        id: CommandId,
+        body: impl FnOnce(&NodeId) -> Vec<u8> + Send + 'static,
+        now: ServerTime,
+    ) -> Result<Cancelled, StoreError> {
+        self.run(move |db| cancel(db, &id, body, now)).await
+    }
+
+    /// The body of a command's cancellation, when one was asked for and the command has not ended.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn cancel_body(&self, id: CommandId) -> Result<Option<Vec<u8>>, StoreError> {
+        self.run(move |db| {
+            let body = db
+                .query_row(
+                    "SELECT cancel FROM commands WHERE id = ? AND state IN ('dispatched', 'accepted', 'running')",
+                    [id.as_str()],
+                    |row| row.get(0),
+                )
+                .optional()?;
+            Ok(body.flatten())
+        })
+        .await
+    }
+
+    /// Ends the commands whose time has passed before a node said that it knows them.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn expire(&self, now: ServerTime) -> Result<Vec<CommandId>, StoreError> {
+        self.run(move |db| expire(db, now)).await
+    }
+}
+
+fn enqueue(db: &Connection, command: NewCommand) -> rusqlite::Result<Result<(), EnqueueError>> {
+    let taken = db.prepare_cached("SELECT 1 FROM commands WHERE id = ?")?.exists([command.id.as_str()])?;
+    if taken {
+        return Ok(Err(EnqueueError::IdInUse(command.id)));
+    }
+    let seq: Option<i64> = db
+        .prepare_cached("UPDATE nodes SET last_seq = last_seq + 1 WHERE node_id = ? RETURNING last_seq")?
+        .query_row([command.node.as_str()], |row| row.get(0))
+        .optional()?;
+    let Some(seq) = seq else { return Ok(Err(EnqueueError::UnknownNode(command.node))) };
+    db.prepare_cached(
+        "INSERT INTO commands (id, node_id, seq, kind, lane, retry_safe, payload, body_sha256, not_after_ms,
+         enqueued_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    )?
+    .execute(params![
+        command.id.as_str(),
+        command.node.as_str(),
+        seq,
+        command.kind,
+        command.lane.name(),
+        command.retry_safe,
+        command.payload,
+        Digest::of(&command.payload).0,
+        command.not_after.0,
+        command.now.0,
+    ])?;
+    Ok(Ok(()))
+}
+
+fn dispatch(
+    db: &Connection,
+    node: &NodeId,
+    epoch: u64,
+    free: &[(Lane, u32)],
+    now: ServerTime,
+) -> rusqlite::Result<Option<Dispatched>> {
+    let live = db
+        .prepare_cached("SELECT 1 FROM nodes WHERE node_id = ? AND epoch = ?")?
+        .exists(params![node.as_str(), int(epoch)])?;
+    if !live {
+        return Ok(None);
+    }
+    let mut out: Vec<Deliver> = Vec::new();
+    for (lane, free) in free.iter().filter(|(_, free)| *free > 0) {
+        let mut due = db.prepare_cached(
+            "SELECT id, seq, deliveries + 1, lane, payload FROM commands WHERE node_id = ? AND lane = ?
+             AND state = 'pending' AND not_before_ms <= ? AND not_after_ms > ? ORDER BY seq LIMIT ?",
+        )?;
+        let rows = due.query_map(params![node.as_str(), lane.name(), now.0, now.0, free], read_deliver)?;
+        for row in rows {
+            out.push(row?);
+        }
+    }
+    out.sort_by_key(|deliver| deliver.seq);
+    let mut mark = db.prepare_cached(
+        "UPDATE commands SET state = 'dispatched', deliveries = deliveries + 1,
+         dispatched_ms = iif(dispatched_ms = 0, ?, dispatched_ms) WHERE id = ?",
+    )?;
+    for deliver in &out {
+        mark.execute(params![now.0, deliver.id.as_str()])?;
+    }
+    let next_due: Option<i64> = db
+        .prepare_cached(
+            "SELECT min(not_before_ms) FROM commands WHERE node_id = ? AND state = 'pending' AND not_before_ms > ?",
+        )?
+        .query_row(params![node.as_str(), now.0], |row| row.get(0))?;
+    Ok(Some(Dispatched { out, next_due: next_due.map(ServerTime) }))
+}
+
+fn cancel(
+    db: &Connection,
+    id: &CommandId,
+    body: impl FnOnce(&NodeId) -> Vec<u8>,
+    now: ServerTime,
+) -> rusqlite::Result<Cancelled> {
+    let row = db
+        .query_row("SELECT node_id, state FROM commands WHERE id = ?", [id.as_str()], |row| {
+            Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?))
+        })
+        .optional()?;
+    let Some((node, state)) = row else { return Ok(Cancelled::Unknown) };
+    let node = NodeId::new(node).map_err(|error| corrupt(0, error))?;
+    match State::from_name(&state) {
+        // A pending command is not known to its node: a refusal leaves no trace there.
+        Some(State::Pending) => {
+            db.execute(
+                "UPDATE commands SET state = 'cancelled', reason = 'cancelled', effect = 'none', ended_ms = ?,
+                 message = 'cancelled before it was delivered', terminal_changes = terminal_changes + 1
+                 WHERE id = ?",
+                params![now.0, id.as_str()],
+            )?;
+            Ok(Cancelled::Now(node))
+        }
+        Some(State::Dispatched | State::Accepted | State::Running) => {
+            let body = body(&node);
+            db.execute(
+                "UPDATE commands SET cancel = coalesce(cancel, ?) WHERE id = ?",
+                params![body, id.as_str()],
+            )?;
+            Ok(Cancelled::Tell(node))
+        }
+        _ => Ok(Cancelled::Ended),
+    }
+}
+
+fn expire(db: &Connection, now: ServerTime) -> rusqlite::Result<Vec<CommandId>> {
+    let mut ended = db.prepare_cached(
+        "UPDATE commands SET state = 'expired', reason = 'expired', ended_ms = ?1,
+         message = why, effect = iif(deliveries = 0, 'none', 'unknown'),
+         terminal_changes = terminal_changes + 1
+         WHERE state IN ('pending', 'dispatched') AND not_after_ms <= ?1 RETURNING id",
+    )?;
+    let ids = ended.query_map([now.0], |row| row.get::<_, String>(0))?;
+    ids.map(|id| CommandId::new(id?).map_err(|error| corrupt(0, error))).collect()
+}

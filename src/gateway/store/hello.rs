@@ -1,0 +1,334 @@
+//! The Hello transaction, and what waits for a session's first heartbeat.
+
+use rusqlite::{Connection, OptionalExtension, params};
+use serde_json::json;
+
+use super::commands::{Deliver, read_deliver};
+use super::updates::{Effects, apply};
+use super::{Store, StoreError, events, int, uint};
+use crate::gateway::update::Update;
+use crate::model::{BootId, CommandId, Incarnation, JournalId, NodeId, ServerTime};
+
+/// How far a node's claimed epoch may lie above the stored one: one lie must not lock the node out.
+const EPOCH_AHEAD: u64 = 1 << 20;
+
+/// A Hello whose fields and certificate were checked.
+#[derive(Debug, Clone)]
+pub struct HelloFacts {
+    /// Who.
+    pub node: NodeId,
+    /// Serial of the certificate, hex.
+    pub serial: String,
+    /// The kernel's boot.
+    pub boot_id: BootId,
+    /// The journal file.
+    pub journal_id: JournalId,
+    /// The daemon process.
+    pub incarnation: Incarnation,
+    /// Of the daemon.
+    pub version: String,
+    /// Well-formed, sorted, unique.
+    pub capabilities: Vec<String>,
+    /// Of the last Welcome applied; 0 for none.
+    pub last_epoch: u64,
+    /// Results not yet acked.
+    pub results: Vec<Update>,
+    /// Boot of the node's session that is live now; absent: none is.
+    pub live_boot: Option<BootId>,
+    /// The gateway's clock.
+    pub now: ServerTime,
+}
+
+/// Why a Hello is refused by what is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HelloRefusal {
+    /// It never joined here.
+    UnknownNode,
+    /// It has joined again since its certificate was signed.
+    IdentitySuperseded,
+}
+
+/// A session that may be welcomed.
+#[derive(Debug)]
+pub struct Opened {
+    /// Above every earlier one of the node.
+    pub epoch: u64,
+    /// Events stored of this journal.
+    pub acked_event_seq: u64,
+    /// Another journal than last time.
+    pub journal_changed: bool,
+    /// Another boot than last time.
+    pub boot_changed: bool,
+    /// Of the replayed results.
+    pub effects: Effects,
+}
+
+/// What goes out after a session's first heartbeat.
+#[derive(Debug)]
+pub struct FirstHeartbeat {
+    /// In seq order.
+    pub replay: Vec<Deliver>,
+    /// Cancellations asked for and not yet answered.
+    pub cancels: Vec<(CommandId, Vec<u8>)>,
+    /// Ended `journal-lost`.
+    pub ended: Vec<CommandId>,
+}
+
+/// The epoch of a new session, and whether the node's claim was too high to be believed.
+fn next_epoch(stored: u64, last_epoch: u64) -> (u64, bool) {
+    if last_epoch > stored.saturating_add(EPOCH_AHEAD) {
+        (stored + 1, true)
+    } else {
+        (stored.max(last_epoch) + 1, false)
+    }
+}
+
+struct Known {
+    generation: i64,
+    epoch: u64,
+    boot_id: String,
+    journal_id: String,
+    acked_event_seq: i64,
+}
+
+impl Store {
+    /// The Hello transaction.
+    ///
+    /// # Errors
+    /// See [`StoreError`]; a refusal is the inner error.
+    pub async fn hello(&self, facts: HelloFacts) -> Result<Result<Opened, HelloRefusal>, StoreError> {
+        self.run(move |db| hello(db, &facts)).await
+    }
+
+    /// A session's first heartbeat: the node is connected, the verdict over a lost journal falls, and what is in
+    /// flight is delivered again. Absent: a newer session of the node took over.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn first_heartbeat(
+        &self,
+        node: NodeId,
+        epoch: u64,
+        running: Vec<CommandId>,
+        connected: serde_json::Value,
+        now: ServerTime,
+    ) -> Result<Option<FirstHeartbeat>, StoreError> {
+        self.run(move |db| first_heartbeat(db, &node, epoch, &running, &connected, now)).await
+    }
+
+    /// Ends a session's part in the routing, unless a newer session has the node. Whether it was written.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn disconnected(
+        &self,
+        node: NodeId,
+        epoch: u64,
+        reason: &'static str,
+        now: ServerTime,
+    ) -> Result<bool, StoreError> {
+        self.run(move |db| {
+            let changed = db
+                .prepare_cached(
+                    "UPDATE nodes SET connected = 0 WHERE node_id = ? AND epoch = ? AND connected = 1",
+                )?
+                .execute(params![node.as_str(), int(epoch)])?;
+            if changed == 1 {
+                let detail = json!({"epoch": epoch, "reason": reason});
+                events::add(db, now.0, "node.disconnected", node.as_str(), &detail)?;
+            }
+            Ok(changed == 1)
+        })
+        .await
+    }
+
+    /// A Goodbye of the live epoch and incarnation takes the node out of placement.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn out_of_placement(
+        &self,
+        node: NodeId,
+        epoch: u64,
+        incarnation: Incarnation,
+    ) -> Result<(), StoreError> {
+        self.run(move |db| {
+            db.execute(
+                "UPDATE nodes SET placed = 0 WHERE node_id = ? AND epoch = ? AND incarnation = ?",
+                params![node.as_str(), int(epoch), incarnation.as_str()],
+            )?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Nobody is connected to a gateway that has just started.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn nobody_connected(&self, now: ServerTime) -> Result<(), StoreError> {
+        self.run(move |db| {
+            let mut rows = db.prepare("SELECT node_id, epoch FROM nodes WHERE connected = 1")?;
+            let left: Vec<(String, i64)> =
+                rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect::<Result<_, _>>()?;
+            for (node, epoch) in left {
+                let detail = json!({"epoch": epoch, "reason": "gateway-restarted"});
+                events::add(db, now.0, "node.disconnected", &node, &detail)?;
+            }
+            db.execute("UPDATE nodes SET connected = 0", [])?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Last-seen times and credits of live sessions: node, epoch, time, credits as JSON. Fenced by the epoch.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn seen(&self, seen: Vec<(NodeId, u64, ServerTime, String)>) -> Result<(), StoreError> {
+        self.run(move |db| {
+            let mut update = db.prepare_cached(
+                "UPDATE nodes SET last_seen_ms = ?, free_credits = ? WHERE node_id = ? AND epoch = ?",
+            )?;
+            for (node, epoch, at, credits) in seen {
+                update.execute(params![at.0, credits, node.as_str(), int(epoch)])?;
+            }
+            Ok(())
+        })
+        .await
+    }
+}
+
+fn hello(db: &Connection, facts: &HelloFacts) -> rusqlite::Result<Result<Opened, HelloRefusal>> {
+    let node = facts.node.as_str();
+    let known = db
+        .prepare_cached(
+            "SELECT generation, epoch, boot_id, journal_id, acked_event_seq FROM nodes WHERE node_id = ?",
+        )?
+        .query_row([node], |row| {
+            Ok(Known {
+                generation: row.get(0)?,
+                epoch: uint(row.get(1)?),
+                boot_id: row.get(2)?,
+                journal_id: row.get(3)?,
+                acked_event_seq: row.get(4)?,
+            })
+        })
+        .optional()?;
+    let Some(known) = known else { return Ok(Err(HelloRefusal::UnknownNode)) };
+    let signed_for: Option<i64> = db
+        .prepare_cached("SELECT generation FROM certs WHERE serial = ? AND node_id = ?")?
+        .query_row([facts.serial.as_str(), node], |row| row.get(0))
+        .optional()?;
+    if signed_for.is_some_and(|generation| generation < known.generation) {
+        return Ok(Err(HelloRefusal::IdentitySuperseded));
+    }
+
+    let (epoch, lied) = next_epoch(known.epoch, facts.last_epoch);
+    let at = facts.now.0;
+    if lied {
+        let detail = json!({"claimed": facts.last_epoch, "stored": known.epoch});
+        events::add(db, at, "security.node.epoch-ahead", node, &detail)?;
+    }
+    if facts.live_boot.as_ref().is_some_and(|live| *live != facts.boot_id) {
+        let detail = json!({"previousBootId": facts.live_boot, "bootId": facts.boot_id});
+        events::add(db, at, "security.node.duplicate-session", node, &detail)?;
+    }
+    let journal_changed = !known.journal_id.is_empty() && known.journal_id != facts.journal_id.as_str();
+    let boot_changed = !known.boot_id.is_empty() && known.boot_id != facts.boot_id.as_str();
+    let acked_event_seq = if journal_changed { 0 } else { known.acked_event_seq };
+    db.prepare_cached(
+        "UPDATE nodes SET epoch = ?, boot_id = ?, journal_id = ?, incarnation = ?, version = ?, capabilities = ?,
+         acked_event_seq = ?, journal_verdict_due = journal_verdict_due OR ?, placed = 1, last_seen_ms = ?
+         WHERE node_id = ?",
+    )?
+    .execute(params![
+        int(epoch),
+        facts.boot_id.as_str(),
+        facts.journal_id.as_str(),
+        facts.incarnation.as_str(),
+        facts.version,
+        json!(facts.capabilities).to_string(),
+        acked_event_seq,
+        journal_changed,
+        at,
+        node,
+    ])?;
+    events::count(db, "hellos", 1)?;
+    let effects = apply(db, &facts.node, epoch, &facts.results, facts.now)?;
+    let acked_event_seq = uint(acked_event_seq);
+    Ok(Ok(Opened { epoch, acked_event_seq, journal_changed, boot_changed, effects }))
+}
+
+fn first_heartbeat(
+    db: &Connection,
+    node: &NodeId,
+    epoch: u64,
+    running: &[CommandId],
+    connected: &serde_json::Value,
+    now: ServerTime,
+) -> rusqlite::Result<Option<FirstHeartbeat>> {
+    let row = db
+        .prepare_cached("SELECT journal_verdict_due FROM nodes WHERE node_id = ? AND epoch = ?")?
+        .query_row(params![node.as_str(), int(epoch)], |row| row.get::<_, bool>(0))
+        .optional()?;
+    let Some(verdict_due) = row else { return Ok(None) };
+    db.prepare_cached("UPDATE nodes SET connected = 1, journal_verdict_due = 0 WHERE node_id = ?")?
+        .execute([node.as_str()])?;
+    events::add(db, now.0, "node.connected", node.as_str(), connected)?;
+
+    let in_flight: Vec<(Deliver, bool, Option<Vec<u8>>)> = db
+        .prepare_cached(
+            "SELECT id, seq, deliveries + 1, lane, payload, retry_safe, cancel FROM commands
+             WHERE node_id = ? AND state IN ('dispatched', 'accepted', 'running') ORDER BY seq",
+        )?
+        .query_map([node.as_str()], |row| Ok((read_deliver(row)?, row.get(5)?, row.get(6)?)))?
+        .collect::<Result<_, _>>()?;
+    let mut out = FirstHeartbeat { replay: Vec::new(), cancels: Vec::new(), ended: Vec::new() };
+    for (deliver, retry_safe, cancel) in in_flight {
+        let runs = running.contains(&deliver.id);
+        if verdict_due && !retry_safe && !runs {
+            journal_lost(db, &deliver.id, now)?;
+            out.ended.push(deliver.id);
+            continue;
+        }
+        if let Some(cancel) = cancel {
+            out.cancels.push((deliver.id.clone(), cancel));
+        }
+        if !runs {
+            db.prepare_cached("UPDATE commands SET deliveries = deliveries + 1 WHERE id = ?")?
+                .execute([deliver.id.as_str()])?;
+            out.replay.push(deliver);
+        }
+    }
+    Ok(Some(out))
+}
+
+fn journal_lost(db: &Connection, id: &CommandId, now: ServerTime) -> rusqlite::Result<()> {
+    db.prepare_cached(
+        "UPDATE commands SET state = 'failed', reason = 'journal-lost', effect = 'unknown', ended_ms = ?,
+         message = 'the journal that knew the command is lost', terminal_changes = terminal_changes + 1
+         WHERE id = ?",
+    )?
+    .execute(params![now.0, id.as_str()])?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_epoch_rises_above_the_stored_and_the_claimed_one() {
+        assert_eq!(next_epoch(0, 0), (1, false));
+        assert_eq!(next_epoch(7, 3), (8, false));
+        assert_eq!(next_epoch(3, 7), (8, false), "a restored store does not go back");
+    }
+
+    #[test]
+    fn a_claim_too_far_ahead_is_not_believed() {
+        assert_eq!(next_epoch(5, 5 + EPOCH_AHEAD), (6 + EPOCH_AHEAD, false));
+        assert_eq!(next_epoch(5, 6 + EPOCH_AHEAD), (6, true));
+        assert_eq!(next_epoch(5, u64::MAX), (6, true));
+    }
+}

@@ -1,0 +1,107 @@
+//! The store's file: settings, schema, the gateway's own id.
+
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use rusqlite::Connection;
+
+use super::OpenError;
+
+/// The schema that this build writes.
+const SCHEMA: i64 = 1;
+
+/// Times are ms since the Unix epoch by the gateway's clock; 0 is "not yet".
+const TABLES: &str = "
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE counters (name TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE tokens (
+  sha256 TEXT PRIMARY KEY, uses INTEGER NOT NULL, used INTEGER NOT NULL DEFAULT 0,
+  expires_ms INTEGER NOT NULL, site TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE joins (
+  token_sha256 TEXT NOT NULL, spki_sha256 TEXT NOT NULL, node_id TEXT NOT NULL, joined_ms INTEGER NOT NULL,
+  PRIMARY KEY (token_sha256, spki_sha256)) WITHOUT ROWID;
+CREATE TABLE nodes (
+  node_id TEXT PRIMARY KEY, generation INTEGER NOT NULL, role TEXT NOT NULL, site TEXT NOT NULL,
+  epoch INTEGER NOT NULL DEFAULT 0, boot_id TEXT NOT NULL DEFAULT '', journal_id TEXT NOT NULL DEFAULT '',
+  incarnation TEXT NOT NULL DEFAULT '', version TEXT NOT NULL DEFAULT '',
+  capabilities TEXT NOT NULL DEFAULT '[]', acked_event_seq INTEGER NOT NULL DEFAULT 0,
+  -- 1 from a session's first heartbeat to its end.
+  connected INTEGER NOT NULL DEFAULT 0,
+  -- 0 after a Goodbye that takes the node out of placement.
+  placed INTEGER NOT NULL DEFAULT 1,
+  -- 1 from a Hello with a new journal until the verdict over what was in flight.
+  journal_verdict_due INTEGER NOT NULL DEFAULT 0,
+  last_seen_ms INTEGER NOT NULL DEFAULT 0, free_credits TEXT NOT NULL DEFAULT '{}',
+  last_seq INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
+CREATE TABLE certs (
+  serial TEXT PRIMARY KEY, node_id TEXT NOT NULL, generation INTEGER NOT NULL,
+  not_after_ms INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE commands (
+  number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, node_id TEXT NOT NULL, seq INTEGER NOT NULL,
+  kind TEXT NOT NULL, lane TEXT NOT NULL, retry_safe INTEGER NOT NULL, payload BLOB NOT NULL,
+  body_sha256 BLOB NOT NULL, not_after_ms INTEGER NOT NULL, state TEXT NOT NULL DEFAULT 'pending',
+  deliveries INTEGER NOT NULL DEFAULT 0,
+  -- Back-off after a refusal: not before, its present length, and the node's last word.
+  not_before_ms INTEGER NOT NULL DEFAULT 0, backoff_ms INTEGER NOT NULL DEFAULT 0, why TEXT NOT NULL DEFAULT '',
+  -- The cancellation's body, once somebody asked for it.
+  cancel BLOB,
+  reason TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '', effect TEXT NOT NULL DEFAULT '',
+  attempt INTEGER NOT NULL DEFAULT 0, output TEXT NOT NULL DEFAULT '',
+  terminal_changes INTEGER NOT NULL DEFAULT 0, late_facts INTEGER NOT NULL DEFAULT 0,
+  enqueued_ms INTEGER NOT NULL, dispatched_ms INTEGER NOT NULL DEFAULT 0,
+  accepted_ms INTEGER NOT NULL DEFAULT 0, ended_ms INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX commands_pending ON commands (node_id, lane, seq) WHERE state = 'pending';
+CREATE INDEX commands_in_flight ON commands (node_id, seq) WHERE state IN ('dispatched', 'accepted', 'running');
+CREATE INDEX commands_unaccepted ON commands (not_after_ms) WHERE state IN ('pending', 'dispatched');
+CREATE INDEX commands_by_digest ON commands (node_id, body_sha256) WHERE state = 'dispatched';
+CREATE TABLE late_facts (
+  number INTEGER PRIMARY KEY, command_id TEXT NOT NULL, node_id TEXT NOT NULL, at_ms INTEGER NOT NULL,
+  body_sha256 BLOB NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL, effect TEXT NOT NULL,
+  message TEXT NOT NULL, output TEXT NOT NULL);
+CREATE TABLE events (
+  seq INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, kind TEXT NOT NULL, node_id TEXT NOT NULL,
+  detail TEXT NOT NULL);
+";
+
+/// Opens or makes the file, 0600 from its creation.
+pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
+    // SQLite gives -wal the mode of the database, so that making the database 0600 is enough.
+    std::fs::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .custom_flags(nix::fcntl::OFlag::O_NOFOLLOW.bits())
+        .open(path)
+        .map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
+    let sqlite = |source| OpenError::Sqlite { path: path.to_owned(), source };
+    let db = Connection::open(path).map_err(sqlite)?;
+    settings(&db, path)?;
+    let found: i64 = db.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(sqlite)?;
+    match found {
+        0 => db
+            .execute_batch(&format!("BEGIN IMMEDIATE; {TABLES} PRAGMA user_version = {SCHEMA}; COMMIT"))
+            .map_err(sqlite)?,
+        SCHEMA => {}
+        found => return Err(OpenError::Newer { path: path.to_owned(), found, known: SCHEMA }),
+    }
+    db.set_prepared_statement_cache_capacity(64);
+    Ok(db)
+}
+
+fn settings(db: &Connection, path: &Path) -> Result<(), OpenError> {
+    let sqlite = |source| OpenError::Sqlite { path: path.to_owned(), source };
+    // EXCLUSIVE before WAL: the WAL's index then lives on the heap and no -shm file is made.
+    db.pragma_update(None, "locking_mode", "EXCLUSIVE").map_err(sqlite)?;
+    let mode: String =
+        db.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0)).map_err(sqlite)?;
+    db.pragma_update(None, "synchronous", "FULL").map_err(sqlite)?;
+    let synchronous: i64 = db.pragma_query_value(None, "synchronous", |row| row.get(0)).map_err(sqlite)?;
+    if mode != "wal" {
+        return Err(OpenError::Setting { path: path.to_owned(), setting: "journal_mode = WAL" });
+    }
+    if synchronous != 2 {
+        return Err(OpenError::Setting { path: path.to_owned(), setting: "synchronous = FULL" });
+    }
+    Ok(())
+}

@@ -1,0 +1,260 @@
+//! What a node says of its commands. Refusals, ACCEPTED and RUNNING count from the live epoch only; a result is a
+//! fact whichever session carried it.
+
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::{Store, StoreError, corrupt, int};
+use crate::gateway::command_state::State;
+use crate::gateway::update::{End, Said, Update};
+use crate::model::{CommandId, Lane, NodeId, ServerTime};
+
+/// Back-off after the first refusal, ms; doubles up to [`LONGEST_BACKOFF_MS`].
+const FIRST_BACKOFF_MS: i64 = 1_000;
+/// Longest back-off after a refusal, ms.
+const LONGEST_BACKOFF_MS: i64 = 30_000;
+
+/// What one update did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Applied {
+    /// Nothing: an old epoch, another command's digest, nothing new, or another node's command.
+    Nothing,
+    /// Back in the queue; its lane, and whether the node has no credit there.
+    BackOff(Lane, bool),
+    /// The node goes on with it.
+    Progress,
+    /// It has ended, and its credit is free.
+    Ended(CommandId, Lane),
+    /// A fact that changes nothing; stored, to be acked.
+    Late(CommandId),
+}
+
+/// What a batch of updates did.
+#[derive(Debug, Default)]
+pub struct Effects {
+    /// One each.
+    pub applied: Vec<Applied>,
+}
+
+impl Effects {
+    /// The commands whose results are stored and may be acked.
+    pub fn acks(&self) -> Vec<CommandId> {
+        let acks = self.applied.iter().filter_map(|applied| match applied {
+            Applied::Ended(id, _) | Applied::Late(id) => Some(id.clone()),
+            Applied::Nothing | Applied::BackOff(..) | Applied::Progress => None,
+        });
+        acks.collect()
+    }
+
+    /// The commands that have ended by it.
+    pub fn ended(&self) -> Vec<CommandId> {
+        let ended = self.applied.iter().filter_map(|applied| match applied {
+            Applied::Ended(id, _) => Some(id.clone()),
+            _ => None,
+        });
+        ended.collect()
+    }
+}
+
+impl Store {
+    /// Applies a session's updates in their order.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn updates(
+        &self,
+        node: NodeId,
+        epoch: u64,
+        updates: Vec<Update>,
+        now: ServerTime,
+    ) -> Result<Effects, StoreError> {
+        self.run(move |db| apply(db, &node, epoch, &updates, now)).await
+    }
+}
+
+/// Applies updates within a job.
+pub(super) fn apply(
+    db: &Connection,
+    node: &NodeId,
+    epoch: u64,
+    updates: &[Update],
+    now: ServerTime,
+) -> rusqlite::Result<Effects> {
+    let live = db
+        .prepare_cached("SELECT 1 FROM nodes WHERE node_id = ? AND epoch = ?")?
+        .exists(params![node.as_str(), int(epoch)])?;
+    let applied = updates.iter().map(|update| apply_one(db, node, live, update, now));
+    Ok(Effects { applied: applied.collect::<Result<_, _>>()? })
+}
+
+struct Row {
+    id: CommandId,
+    node: String,
+    state: State,
+    lane: Lane,
+    body_sha256: Vec<u8>,
+    backoff_ms: i64,
+    cancel_asked: bool,
+}
+
+fn apply_one(
+    db: &Connection,
+    node: &NodeId,
+    live: bool,
+    update: &Update,
+    now: ServerTime,
+) -> rusqlite::Result<Applied> {
+    let row = match find(db, node, update)? {
+        Some(row) => row,
+        // A result of a command that this store does not know (it was restored, say) is acked and kept all the
+        // same: left unacked, it would come again for ever.
+        None => match (&update.said, &update.id) {
+            (Said::Ended(end), Some(id)) => return late(db, node, id, update, end, now),
+            _ => return Ok(Applied::Nothing),
+        },
+    };
+    if row.node != node.as_str() || row.body_sha256 != update.body_sha256.0 {
+        tracing::warn!(%node, command = %row.id, "an update speaks of another command's bytes or node; ignored");
+        return Ok(Applied::Nothing);
+    }
+    match &update.said {
+        Said::Ended(end) if row.state.is_terminal() => late(db, node, &row.id, update, end, now),
+        Said::Ended(end) => ended(db, &row, end, now),
+        _ if !live => Ok(Applied::Nothing),
+        Said::Refused { reason, detail } => refused(db, &row, reason, detail, now),
+        Said::Accepted => accepted(db, &row, now),
+        Said::Running { attempt } => running(db, &row, *attempt, now),
+    }
+}
+
+fn find(db: &Connection, node: &NodeId, update: &Update) -> rusqlite::Result<Option<Row>> {
+    let read = |row: &rusqlite::Row<'_>| {
+        let (state, lane): (String, String) = (row.get(2)?, row.get(3)?);
+        Ok(Row {
+            id: CommandId::new(row.get::<_, String>(0)?).map_err(|error| corrupt(0, error))?,
+            node: row.get(1)?,
+            state: State::from_name(&state).unwrap_or(State::Failed),
+            lane: Lane::from_name(&lane).unwrap_or(Lane::Work),
+            body_sha256: row.get(4)?,
+            backoff_ms: row.get(5)?,
+            cancel_asked: row.get(6)?,
+        })
+    };
+    match &update.id {
+        Some(id) => db
+            .prepare_cached(
+                "SELECT id, node_id, state, lane, body_sha256, backoff_ms, cancel IS NOT NULL FROM commands WHERE id = ?",
+            )?
+            .query_row([id.as_str()], read)
+            .optional(),
+        None => db
+            .prepare_cached(
+                "SELECT id, node_id, state, lane, body_sha256, backoff_ms, cancel IS NOT NULL FROM commands
+                 WHERE node_id = ? AND body_sha256 = ? AND state = 'dispatched'",
+            )?
+            .query_row(params![node.as_str(), update.body_sha256.0], read)
+            .optional(),
+    }
+}
+
+fn refused(
+    db: &Connection,
+    row: &Row,
+    reason: &str,
+    detail: &str,
+    now: ServerTime,
+) -> rusqlite::Result<Applied> {
+    if row.state != State::Dispatched {
+        return Ok(Applied::Nothing);
+    }
+    if row.cancel_asked {
+        // A refusal leaves no trace at the node, so that what was to be cancelled there has ended here.
+        let end = End {
+            state: State::Cancelled,
+            reason: "cancelled".into(),
+            message: "cancelled before the node took it".into(),
+            effect: "none",
+            attempt: 0,
+            output: String::new(),
+        };
+        return ended(db, row, &end, now);
+    }
+    let backoff = (row.backoff_ms * 2).clamp(FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS);
+    let why = if detail.is_empty() { reason.to_owned() } else { format!("{reason}: {detail}") };
+    db.prepare_cached(
+        "UPDATE commands SET state = 'pending', not_before_ms = ?, backoff_ms = ?, why = ? WHERE id = ?",
+    )?
+    .execute(params![now.0 + backoff, backoff, why, row.id.as_str()])?;
+    Ok(Applied::BackOff(row.lane, reason == "busy" && detail.starts_with("credits")))
+}
+
+fn accepted(db: &Connection, row: &Row, now: ServerTime) -> rusqlite::Result<Applied> {
+    if !matches!(row.state, State::Pending | State::Dispatched) {
+        return Ok(Applied::Nothing);
+    }
+    db.prepare_cached(
+        "UPDATE commands SET state = 'accepted', accepted_ms = iif(accepted_ms = 0, ?, accepted_ms) WHERE id = ?",
+    )?
+    .execute(params![now.0, row.id.as_str()])?;
+    Ok(Applied::Progress)
+}
+
+fn running(db: &Connection, row: &Row, attempt: u32, now: ServerTime) -> rusqlite::Result<Applied> {
+    if row.state.is_terminal() {
+        return Ok(Applied::Nothing);
+    }
+    db.prepare_cached(
+        "UPDATE commands SET state = 'running', attempt = ?,
+         accepted_ms = iif(accepted_ms = 0, ?, accepted_ms) WHERE id = ?",
+    )?
+    .execute(params![attempt, now.0, row.id.as_str()])?;
+    Ok(Applied::Progress)
+}
+
+fn ended(db: &Connection, row: &Row, end: &End, now: ServerTime) -> rusqlite::Result<Applied> {
+    db.prepare_cached(
+        "UPDATE commands SET state = ?, reason = ?, message = ?, effect = ?, attempt = ?, output = ?,
+         ended_ms = ?, terminal_changes = terminal_changes + 1 WHERE id = ?",
+    )?
+    .execute(params![
+        end.state.name(),
+        end.reason,
+        end.message,
+        end.effect,
+        end.attempt,
+        end.output,
+        now.0,
+        row.id.as_str(),
+    ])?;
+    Ok(Applied::Ended(row.id.clone(), row.lane))
+}
+
+fn late(
+    db: &Connection,
+    node: &NodeId,
+    id: &CommandId,
+    update: &Update,
+    end: &End,
+    now: ServerTime,
+) -> rusqlite::Result<Applied> {
+    db.prepare_cached("UPDATE commands SET late_facts = late_facts + 1 WHERE id = ?")?
+        .execute([id.as_str()])?;
+    // One row a distinct fact: a result that is only sent again until its ack arrives adds none.
+    db.prepare_cached(
+        "INSERT INTO late_facts (command_id, node_id, at_ms, body_sha256, state, reason, effect, message, output)
+         SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9 WHERE NOT EXISTS (
+           SELECT 1 FROM commands WHERE id = ?1 AND state = ?5 AND reason = ?6 AND output = ?9
+           UNION ALL SELECT 1 FROM late_facts WHERE command_id = ?1 AND state = ?5 AND reason = ?6 AND output = ?9)",
+    )?
+    .execute(params![
+        id.as_str(),
+        node.as_str(),
+        now.0,
+        update.body_sha256.0,
+        end.state.name(),
+        end.reason,
+        end.effect,
+        end.message,
+        end.output,
+    ])?;
+    Ok(Applied::Late(id.clone()))
+}

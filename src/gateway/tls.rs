@@ -1,0 +1,160 @@
+//! The server's side of TLS: 1.3 only, client certificates optional (a join has none) and chained to the node CA.
+//!
+//! Expiry is not judged here: under TLS 1.3 a refusal inside TLS reaches the node as mere text, so that an expired
+//! certificate gets in and the service refuses it with a token.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+/// A handshake takes at most this long.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Handshakes at once: about 2 ms of CPU each, so that more would only queue.
+const HANDSHAKES: usize = 512;
+/// After an accept that failed (no descriptors left, most likely).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Why TLS cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// rustls says so.
+    #[error("cannot set up the gateway's TLS")]
+    Rustls(#[from] Error),
+    /// The node CA cannot verify.
+    #[error("cannot set up the verification of node certificates")]
+    Verifier(#[from] rustls::server::VerifierBuilderError),
+}
+
+/// The server's configuration.
+///
+/// # Errors
+/// See [`TlsError`].
+pub fn server_config(
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    node_ca: &CertificateDer<'static>,
+) -> Result<rustls::ServerConfig, TlsError> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(node_ca.clone())?;
+    let chained = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
+        .allow_unauthenticated()
+        .build()?;
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_client_cert_verifier(Arc::new(ExpiredToo(chained)))
+        .with_single_cert(chain, key)?;
+    // Without tickets no connection is resumed under an identity that was revoked since.
+    config.send_tls13_tickets = 0;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(config)
+}
+
+/// Verifies a chain as of the leaf's last second when it has run out since. Verification stops at an expired
+/// certificate before it looks at any signature, so that an expiry must never be waved through without a second,
+/// whole verification.
+#[derive(Debug)]
+struct ExpiredToo(Arc<dyn ClientCertVerifier>);
+
+impl ClientCertVerifier for ExpiredToo {
+    fn verify_client_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        match self.0.verify_client_cert(leaf, intermediates, now) {
+            Err(Error::InvalidCertificate(
+                error @ (CertificateError::Expired | CertificateError::ExpiredContext { .. }),
+            )) => {
+                let last = last_second(leaf).ok_or(Error::InvalidCertificate(error))?;
+                self.0.verify_client_cert(leaf, intermediates, last)
+            }
+            other => other,
+        }
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.0.root_hint_subjects()
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        self.0.client_auth_mandatory()
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
+}
+
+fn last_second(leaf: &CertificateDer<'_>) -> Option<UnixTime> {
+    let (_, certificate) = X509Certificate::from_der(leaf).ok()?;
+    let seconds = u64::try_from(certificate.validity().not_after.timestamp()).ok()?;
+    Some(UnixTime::since_unix_epoch(Duration::from_secs(seconds)))
+}
+
+/// Accepts connections until `out` is closed; handshakes run beside each other, each within [`HANDSHAKE`].
+pub async fn accept(
+    listener: TcpListener,
+    config: Arc<rustls::ServerConfig>,
+    out: mpsc::Sender<std::io::Result<TlsStream<TcpStream>>>,
+) {
+    let acceptor = TlsAcceptor::from(config);
+    let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
+    loop {
+        let Ok(permit) = handshakes.clone().acquire_owned().await else { return };
+        let accepted = tokio::select! {
+            biased;
+            () = out.closed() => return,
+            accepted = listener.accept() => accepted,
+        };
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let (acceptor, out) = (acceptor.clone(), out.clone());
+        tokio::spawn(async move {
+            let _ = stream.set_nodelay(true);
+            match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
+                Ok(Ok(stream)) => {
+                    let _ = out.send(Ok(stream)).await;
+                }
+                Ok(Err(error)) => tracing::debug!(%peer, %error, "a TLS handshake failed"),
+                Err(_) => tracing::debug!(%peer, "a TLS handshake took too long"),
+            }
+            drop(permit);
+        });
+    }
+}

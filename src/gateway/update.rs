@@ -1,0 +1,166 @@
+//! A CommandUpdate as the gateway reads it. Reasons stay text: a newer node may know tokens that this build does
+//! not, and the gateway only stores and shows them.
+
+use super::command_state::State;
+use crate::model::limits::{RESULT_BYTES, TEXT_BYTES};
+use crate::model::{CommandId, Digest};
+use crate::wire::pb;
+
+/// What a node says of a command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Update {
+    /// The command; absent in a refusal of a body that named none, which its digest then finds.
+    pub id: Option<CommandId>,
+    /// SHA-256 of the payload that it speaks of.
+    pub body_sha256: Digest,
+    /// What it says.
+    pub said: Said,
+}
+
+/// What is said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Said {
+    /// Not now; never written by the node.
+    Refused {
+        /// Token.
+        reason: String,
+        /// More of it.
+        detail: String,
+    },
+    /// Known durably.
+    Accepted,
+    /// Started.
+    Running {
+        /// Which execution.
+        attempt: u32,
+    },
+    /// A result.
+    Ended(End),
+}
+
+/// A terminal state with what belongs to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct End {
+    /// Terminal.
+    pub state: State,
+    /// Token; empty for none.
+    pub reason: String,
+    /// For people.
+    pub message: String,
+    /// `none`, `complete` or `unknown`.
+    pub effect: &'static str,
+    /// Executions.
+    pub attempt: u32,
+    /// JSON; empty for none.
+    pub output: String,
+}
+
+/// Why an update is ignored.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadUpdate {
+    /// The command id is not one.
+    #[error("the update's command id is malformed")]
+    Id,
+    /// The digest is missing or not 32 bytes long.
+    #[error("the update's body digest is missing or malformed")]
+    Digest,
+    /// The state is absent or of a newer node.
+    #[error("the update's state {0} is unknown here")]
+    State(i32),
+}
+
+impl Update {
+    /// Reads an update; texts over their limits are cut.
+    ///
+    /// # Errors
+    /// See [`BadUpdate`].
+    pub fn read(update: &pb::CommandUpdate) -> Result<Self, BadUpdate> {
+        let body_sha256 = Digest::from_slice(&update.body_sha256).ok_or(BadUpdate::Digest)?;
+        let state = update.state();
+        let reason = cut(&update.reason, 64);
+        let said = match state {
+            pb::CommandState::Unspecified => return Err(BadUpdate::State(update.state)),
+            pb::CommandState::Refused => Said::Refused { reason, detail: cut(&update.message, TEXT_BYTES) },
+            pb::CommandState::Accepted => Said::Accepted,
+            pb::CommandState::Running => Said::Running { attempt: update.attempt },
+            pb::CommandState::Succeeded => Said::Ended(end(update, State::Succeeded)),
+            pb::CommandState::Failed => Said::Ended(end(update, State::Failed)),
+            pb::CommandState::Cancelled => Said::Ended(end(update, State::Cancelled)),
+            pb::CommandState::Rejected => Said::Ended(end(update, State::Rejected)),
+        };
+        let id = match (&said, update.command_id.as_str()) {
+            (Said::Refused { .. }, "") => None,
+            (_, id) => Some(CommandId::new(id).map_err(|_| BadUpdate::Id)?),
+        };
+        Ok(Self { id, body_sha256, said })
+    }
+}
+
+fn end(update: &pb::CommandUpdate, state: State) -> End {
+    let mut message = cut(&update.message, TEXT_BYTES);
+    // A fact is kept even when its output breaks the limit; left unacked it would come again for ever.
+    let output = if update.output.len() > RESULT_BYTES {
+        message.push_str(" (its output was over the limit and is not kept)");
+        String::new()
+    } else {
+        String::from_utf8_lossy(&update.output).into_owned()
+    };
+    let effect = match update.effect() {
+        pb::Effect::None => "none",
+        pb::Effect::Complete => "complete",
+        pb::Effect::Unspecified | pb::Effect::Unknown => "unknown",
+    };
+    End { state, reason: cut(&update.reason, 64), message, effect, attempt: update.attempt, output }
+}
+
+fn cut(text: &str, limit: usize) -> String {
+    text[..text.floor_char_boundary(limit)].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn update(state: pb::CommandState) -> pb::CommandUpdate {
+        pb::CommandUpdate {
+            command_id: "c-1".into(),
+            body_sha256: vec![1; 32].into(),
+            state: state.into(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_token_that_this_build_does_not_know_is_kept() {
+        let mut refused = update(pb::CommandState::Refused);
+        refused.reason = "held".into();
+        let read = Update::read(&refused).expect("read");
+        assert_eq!(read.said, Said::Refused { reason: "held".into(), detail: String::new() });
+    }
+
+    #[test]
+    fn only_a_refusal_may_leave_the_id_out() {
+        let mut refused = update(pb::CommandState::Refused);
+        refused.command_id.clear();
+        assert_eq!(Update::read(&refused).expect("read").id, None);
+        let mut accepted = update(pb::CommandState::Accepted);
+        accepted.command_id.clear();
+        assert_eq!(Update::read(&accepted), Err(BadUpdate::Id));
+    }
+
+    #[test]
+    fn an_update_without_a_digest_or_state_is_refused() {
+        let mut short = update(pb::CommandState::Accepted);
+        short.body_sha256 = vec![1; 31].into();
+        assert_eq!(Update::read(&short), Err(BadUpdate::Digest));
+        assert_eq!(Update::read(&update(pb::CommandState::Unspecified)), Err(BadUpdate::State(0)));
+    }
+
+    #[test]
+    fn an_output_over_the_limit_is_dropped_and_said() {
+        let mut big = update(pb::CommandState::Succeeded);
+        big.output = vec![b'x'; RESULT_BYTES + 1].into();
+        let Said::Ended(end) = Update::read(&big).expect("read").said else { panic!("not an end") };
+        assert!(end.output.is_empty() && end.message.contains("over the limit"));
+    }
+}
