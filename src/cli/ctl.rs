@@ -159,6 +159,8 @@ enum CtlError {
         "{count} nodes have joined: name one instead of - (list them with: bcd ctl --gateway {gateway} nodes)"
     )]
     NotOneNode { count: usize, gateway: String },
+    #[error("no node has joined yet; make a ticket with: bcd ctl --gateway {0} ticket")]
+    NoNode(String),
     #[error("not a node id: {0:?}")]
     BadNode(String),
     #[error("no command {0} is known here")]
@@ -177,9 +179,11 @@ impl CtlError {
             Self::Client(ClientError::Foreign { .. } | ClientError::Refused(_)) | Self::Answer => {
                 Exit::Failed
             }
-            Self::Stdin(..) | Self::StdinSize(_) | Self::NotOneNode { .. } | Self::BadNode(_) => {
-                Exit::BadInput
-            }
+            Self::Stdin(..)
+            | Self::StdinSize(_)
+            | Self::NoNode(_)
+            | Self::NotOneNode { .. }
+            | Self::BadNode(_) => Exit::BadInput,
             Self::UnknownCommand(_) | Self::Write(_) | Self::Encode(_) => Exit::Failed,
         }
     }
@@ -285,12 +289,11 @@ impl Session {
             return NodeId::new(name).map_err(|_| CtlError::BadNode(name.to_owned()));
         }
         let mut nodes = self.nodes().await?;
+        let gateway = self.gateway.display().to_string();
         match (nodes.pop(), nodes.len()) {
+            (None, _) => Err(CtlError::NoNode(gateway)),
             (Some(only), 0) => Ok(only.node),
-            (last, others) => {
-                let count = others + usize::from(last.is_some());
-                Err(CtlError::NotOneNode { count, gateway: self.gateway.display().to_string() })
-            }
+            (Some(_), others) => Err(CtlError::NotOneNode { count: others + 1, gateway }),
         }
     }
 
