@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::model::{Args, Command, Digest, Done, Kind, Reason, Role, ServerTime};
+use crate::model::command::Body;
+use crate::model::{
+    Args, ArgsError, Command, Digest, Done, Effect, Kind, Outcome, Reason, Role, ServerTime, Terminal,
+};
 use crate::wire::dsse::Verified;
 
 /// A command that passed admission. Made here alone.
@@ -127,7 +130,136 @@ pub enum Decision {
     },
 }
 
-/// Decides, in the order of commands.md from step 3 on (steps 1 and 2 made the [`Verified`]).
-pub fn decide(_command: &Verified<Command>, _context: &Context, _facts: &JournalFacts) -> Decision {
-    todo!()
+/// A no that is not written, or one that is; the tail of the journey through the steps.
+enum No {
+    Refuse(Reason, String),
+    Reject(Reason, String, Effect),
 }
+
+/// Decides, in the order of commands.md from step 3 on (steps 1 and 2 made the [`Verified`]).
+pub fn decide(command: Verified<Command>, context: &Context, facts: &JournalFacts) -> Decision {
+    let command = command.into_inner();
+    let attempt = match known(&command, facts.row.as_ref()) {
+        Ok(attempt) => attempt,
+        Err(decision) => return *decision,
+    };
+    match steps_4_to_8(&command, context, facts) {
+        Ok((kind, args)) => {
+            let admitted = Admitted { command, kind, args };
+            Decision::Admit { admitted, attempt: attempt.unwrap_or(0) }
+        }
+        Err(No::Refuse(reason, detail)) => Decision::Refuse { reason, detail },
+        // The cap on unacked results holds before a REJECTED is written too.
+        Err(No::Reject(..)) if !facts.room => busy(Reason::JournalFull),
+        Err(No::Reject(reason, message, effect)) => {
+            let outcome = match attempt {
+                // A run was left behind, so the end is not "never run", whatever the step.
+                Some(attempt) => Outcome::interrupted(attempt, None),
+                None => Outcome { effect, ..Outcome::not_run(Terminal::Rejected, reason, message) },
+            };
+            Decision::Reject(Done { id: command.header.id, body_sha256: command.body_sha256, outcome })
+        }
+    }
+}
+
+fn busy(why: Reason) -> Decision {
+    Decision::Refuse { reason: Reason::Busy, detail: why.token().into() }
+}
+
+/// Step 3. `Ok` goes on: with the executions of a run that was left behind, if there was one.
+fn known(command: &Command, row: Option<&Known>) -> Result<Option<u32>, Box<Decision>> {
+    let Some(row) = row else { return Ok(None) };
+    if row.body_sha256 != command.body_sha256 {
+        let detail = format!("the id is known with the body {}", row.body_sha256);
+        return Err(Box::new(Decision::Refuse { reason: Reason::CommandIdConflict, detail }));
+    }
+    match &row.state {
+        KnownState::AcceptedBefore => Ok(None),
+        KnownState::RunningBefore { attempt } => Ok(Some(*attempt)),
+        KnownState::Accepted => Err(Box::new(Decision::IsAccepted)),
+        KnownState::Running { attempt } => Err(Box::new(Decision::IsRunning { attempt: *attempt })),
+        KnownState::Done(done) => Err(Box::new(Decision::Again(done.clone()))),
+    }
+}
+
+fn steps_4_to_8(command: &Command, context: &Context, facts: &JournalFacts) -> Result<(Kind, Args), No> {
+    if context.upgrade_only {
+        return Err(No::Refuse(Reason::UpgradeRequired, "this session admits only daemon.upgrade".into()));
+    }
+    let (kind, body) = readable(command, context)?;
+    in_time(command, context, facts)?;
+    not_lost(command, &body.args, facts)?;
+    if body.min_generation > context.applied_generation {
+        let detail =
+            format!("needs generation {}, applied is {}", body.min_generation, context.applied_generation);
+        return Err(No::Refuse(Reason::StaleGeneration, detail));
+    }
+    let hindrances = [
+        (context.stopping, Reason::Stopping),
+        (!facts.room, Reason::JournalFull),
+        (!context.credit, Reason::Credits),
+    ];
+    match hindrances.into_iter().find(|(hinders, _)| *hinders) {
+        Some((_, why)) => Err(No::Refuse(Reason::Busy, why.token().into())),
+        None => Ok((kind, body.args)),
+    }
+}
+
+/// Step 5: the body is read strictly, the kind is known, the role may run it, the operator does not forbid it.
+fn readable(command: &Command, context: &Context) -> Result<(Kind, Body), No> {
+    let reject = |reason, message| No::Reject(reason, message, Effect::None);
+    let name: String = command.header.kind.chars().take(80).collect();
+    let Some(kind) = Kind::from_name(&command.header.kind) else {
+        return Err(reject(Reason::UnknownKind, format!("this build does not run {name:?}")));
+    };
+    let body = command.body(kind).map_err(|error| match error {
+        ArgsError::UnsupportedField(_) => reject(Reason::UnsupportedField, error.to_string()),
+        ArgsError::Invalid(_) => reject(Reason::InvalidArguments, error.to_string()),
+    })?;
+    if !kind.properties().roles.contains(&context.role) {
+        let message = format!("a node of the role {} does not run {kind}", context.role.name());
+        return Err(reject(Reason::KindNotAllowed, message));
+    }
+    if context.denied.contains(kind.name()) {
+        return Err(reject(
+            Reason::DeniedByOperator,
+            format!("{kind} is in [kinds] deny of this host's bcd.toml"),
+        ));
+    }
+    Ok((kind, body))
+}
+
+/// Step 7, first row: a gateway's lie about time must not end a command, so only signed time rejects.
+fn in_time(command: &Command, context: &Context, facts: &JournalFacts) -> Result<(), No> {
+    let not_after = command.header.not_after;
+    let passed = |time: Option<ServerTime>| time.is_some_and(|time| time >= not_after);
+    let message = format!("not_after was {not_after}");
+    if passed(context.signed) {
+        // Without a row nobody here knows what an earlier delivery did.
+        let effect = if facts.row.is_some() { Effect::None } else { Effect::Unknown };
+        return Err(No::Reject(Reason::Expired, message, effect));
+    }
+    if context.now.is_none() || passed(context.now) {
+        return Err(No::Refuse(Reason::Expired, message));
+    }
+    Ok(())
+}
+
+/// Step 7, second row: what a lost journal may have run must not run again.
+fn not_lost(command: &Command, args: &Args, facts: &JournalFacts) -> Result<(), No> {
+    if args.retry_safe() {
+        return Ok(());
+    }
+    match facts.birth {
+        None => Err(No::Refuse(Reason::Busy, Reason::NoBirth.token().into())),
+        Some(birth) if command.header.issued_at < birth => {
+            let message =
+                format!("issued at {}, before this journal's birth at {birth}", command.header.issued_at);
+            Err(No::Reject(Reason::JournalLost, message, Effect::Unknown))
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+#[cfg(all(test, feature = "fakehw"))]
+mod tests;

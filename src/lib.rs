@@ -11,6 +11,13 @@ pub mod failpoint;
 
 pub mod wire;
 
+pub mod cli;
+pub mod config;
+pub mod log;
+pub mod node;
+pub mod state_dir;
+pub mod status;
+
 pub mod session;
 
 pub mod admission;
@@ -23,3 +30,6 @@ pub mod identity;
 
 #[cfg(feature = "fakehw")]
 pub mod gateway;
+
+#[cfg(feature = "fakehw")]
+pub mod sim;

@@ -1,5 +1,265 @@
-//! The executor: verify, admit, journal, effect, journal, answer. Lanes, cancellation, and a file a kind.
+//! The executor: verify, admit, journal, effect, journal, answer.
+//!
+//! ```text
+//! deliveries ─▶ run ─▶ a task a delivery (at most ADMITTING before admission has answered)
+//!                        verify → admit (journal) → ACCEPTED → steps: RUNNING (journal) → begun record
+//!                          → kinds: the effect → DONE (journal) ─▶ outbox
+//! ```
+//!
+//! Deliveries are handled side by side, so that the journal's writer finds many to commit together. Tasks past
+//! admission are bounded by the credits: each holds one. What is promised: a command's answers leave in the order
+//! ACCEPTED, RUNNING, result; nothing starts before RUNNING and the begun record are durable.
 
+mod cancel;
+mod kinds;
 pub mod lanes;
+pub mod leftovers;
+mod mark;
+mod probe;
+mod run;
+mod steps;
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, RwLock, Semaphore, mpsc, watch};
+use tokio::task::{JoinError, JoinSet};
 
 pub use lanes::Lanes;
+pub use probe::ProbeFacts;
+
+use self::cancel::Cancels;
+use crate::admission::Context;
+use crate::journal::{Admission, Journal};
+use crate::model::{Answer, AnswerState, CommandId, Digest, Kind, Reason, Role};
+use crate::session::outbox::{OutboxSender, Outgoing};
+use crate::session::working_clock::WorkingClock;
+use crate::wire::dsse::{self, Audience, Envelope, Policy};
+use crate::wire::frames::Delivery;
+
+/// Deliveries between the wire and the answer of admission: one group commit's worth. A body has at most 1 MiB, so
+/// they hold at most 64 MiB.
+const ADMITTING: usize = 64;
+
+/// After the last delivery: how long commands that are between two steps may take to write them.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// What an executor is made of.
+#[derive(Debug)]
+pub struct Parts {
+    /// Where everything is written first.
+    pub journal: Journal,
+    /// Server time.
+    pub working: WorkingClock,
+    /// Credits, and what runs.
+    pub lanes: Lanes,
+    /// Where answers go.
+    pub outbox: OutboxSender,
+    /// Whom commands must be for.
+    pub audience: Audience,
+    /// Which commands need a signature.
+    pub policy: Policy,
+    /// What this node is.
+    pub role: Role,
+    /// `[kinds] deny` of bcd.toml.
+    pub denied: Arc<BTreeSet<String>>,
+    /// What a probe says of this process.
+    pub facts: ProbeFacts,
+    /// The state directory.
+    pub state: PathBuf,
+}
+
+/// Takes deliveries and carries them out.
+#[derive(Debug)]
+pub struct Executor {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    parts: Parts,
+    cancels: Cancels,
+    /// Held shared by every task but for the time of an effect: whoever takes it alone knows that no step is half
+    /// written, and that none will be.
+    steps: RwLock<()>,
+}
+
+impl Executor {
+    /// A new one.
+    pub fn new(parts: Parts) -> Self {
+        Self { shared: Arc::new(Shared { parts, cancels: Cancels::default(), steps: RwLock::new(()) }) }
+    }
+
+    /// Runs until the deliveries end. From `stop` on nothing new is admitted. Programs are neither ended nor waited
+    /// for; a step that is being written is, for a moment.
+    pub async fn run(self, mut deliveries: mpsc::Receiver<Delivery>, mut stop: watch::Receiver<bool>) {
+        let turns = Arc::new(Semaphore::new(ADMITTING));
+        let mut tasks = JoinSet::new();
+        let mut stopping = false;
+        loop {
+            tokio::select! {
+                () = stopped(&mut stop), if !stopping => {
+                    stopping = true;
+                    self.shared.parts.lanes.stop();
+                }
+                Some(task) = tasks.join_next() => report(task),
+                next = next(&turns, &mut deliveries) => match next {
+                    Some((turn, delivery)) => {
+                        tasks.spawn(Arc::clone(&self.shared).deliver(delivery, turn));
+                    }
+                    None => break,
+                },
+            }
+        }
+        self.shared.parts.lanes.stop();
+        if tokio::time::timeout(SETTLE, self.shared.steps.write()).await.is_err() {
+            tracing::warn!("a command's step is still being written; it is settled at the next start");
+        }
+    }
+}
+
+/// A sender that is gone asks for nothing: the end of the deliveries ends the run.
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    if stop.wait_for(|stop| *stop).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Dropping the future loses no delivery.
+async fn next(
+    turns: &Arc<Semaphore>,
+    deliveries: &mut mpsc::Receiver<Delivery>,
+) -> Option<(OwnedSemaphorePermit, Delivery)> {
+    // The semaphore is never closed.
+    let turn = Arc::clone(turns).acquire_owned().await.ok()?;
+    Some((turn, deliveries.recv().await?))
+}
+
+/// A panic outside an effect leaves the command where the journal has it: the next start settles it.
+fn report(task: Result<(), JoinError>) {
+    if let Err(error) = task
+        && error.is_panic()
+    {
+        tracing::error!(%error, "handling a delivery panicked; the journal settles the command at the next start");
+    }
+}
+
+impl Shared {
+    async fn deliver(self: Arc<Self>, delivery: Delivery, turn: OwnedSemaphorePermit) {
+        match delivery {
+            Delivery::Command(frame) => self.command(frame.envelope, turn).await,
+            Delivery::Cancel { command_id, envelope } => self.cancel(&command_id, &envelope).await,
+            Delivery::Malformed { body_sha256, detail } => {
+                self.refuse(None, body_sha256, Reason::Invalid, detail);
+            }
+        }
+    }
+
+    async fn command(&self, envelope: Envelope, turn: OwnedSemaphorePermit) {
+        let between_steps = self.steps.read().await;
+        let verified = match dsse::verify_command(&envelope, &self.parts.audience, self.parts.policy) {
+            Ok(verified) => verified,
+            Err(refusal) => {
+                return self.refuse(refusal.id, refusal.body_sha256, refusal.reason, refusal.detail);
+            }
+        };
+        let command = verified.get();
+        let (id, body_sha256) = (command.header.id.clone(), command.body_sha256);
+        if self.vouched(&envelope) {
+            self.parts.working.document(command.header.issued_at);
+        }
+        // What is kept of the command from here on is its body.
+        drop(envelope);
+        let lane = Kind::from_name(&command.header.kind).map(|kind| kind.properties().lane);
+        let credit = lane.and_then(|lane| self.parts.lanes.reserve(lane));
+        let context = self.context(credit.is_some());
+        let admission = self.parts.journal.admit(verified, context).await;
+        drop(turn);
+        match admission {
+            Ok(Admission::Answered(answer)) => self.say(Outgoing::Passing(answer)),
+            Ok(Admission::Ended(done)) => self.say(Outgoing::Result(done)),
+            Ok(Admission::Accepted(accepted)) => {
+                let cancellable = self.cancels.enter(id.clone(), self.boot());
+                self.pass(Some(id), body_sha256, AnswerState::Accepted);
+                steps::from_accepted(self, accepted, cancellable, between_steps).await;
+            }
+            Ok(Admission::Restarted(running)) => {
+                let cancellable = self.cancels.enter(id, self.boot());
+                steps::from_running(self, running, cancellable, between_steps).await;
+            }
+            Err(error) => {
+                tracing::warn!(%id, %error, "a command is refused, since it cannot be written down");
+                self.refuse(Some(id), body_sha256, Reason::Busy, error.why.token().to_owned());
+            }
+        }
+        drop(credit);
+    }
+
+    async fn cancel(&self, command_id: &CommandId, envelope: &Envelope) {
+        let body = match dsse::verify_cancel(envelope, command_id, &self.parts.audience, self.parts.policy) {
+            Ok(verified) => verified.into_inner(),
+            Err(refusal) => {
+                // The wire has no answer for it: a CommandUpdate speaks of a command's bytes, not of a cancellation's.
+                tracing::warn!(id = %command_id, reason = %refusal.reason, detail = refusal.detail, "a cancellation is refused");
+                return;
+            }
+        };
+        if self.vouched(envelope) {
+            self.parts.working.document(body.issued_at);
+        }
+        let id = body.command_id;
+        if self.cancels.cancel(&id, self.boot()) {
+            tracing::info!(%id, "cancelled");
+            return;
+        }
+        match self.parts.journal.result(id.clone()).await {
+            Ok(Some(done)) => {
+                self.cancels.forget(&id);
+                self.say(Outgoing::Result(done));
+            }
+            Ok(None) => tracing::info!(%id, "a cancellation waits for its command"),
+            Err(error) => tracing::warn!(%id, %error, "a cancelled command cannot be looked up"),
+        }
+    }
+
+    /// Whether a document's time may move signed time: under `destructive` a gateway can forge what needs no signature.
+    fn vouched(&self, envelope: &Envelope) -> bool {
+        match self.parts.policy {
+            Policy::All => true,
+            Policy::Destructive => !envelope.signatures.is_empty(),
+            #[cfg(feature = "fakehw")]
+            Policy::None => true,
+        }
+    }
+
+    fn context(&self, credit: bool) -> Context {
+        Context {
+            upgrade_only: self.parts.lanes.upgrade_only(),
+            role: self.parts.role,
+            denied: Arc::clone(&self.parts.denied),
+            now: self.parts.working.now(),
+            signed: self.parts.working.signed(),
+            applied_generation: 0,
+            credit,
+            stopping: self.parts.lanes.stopping(),
+        }
+    }
+
+    fn boot(&self) -> Duration {
+        self.parts.working.clock().boot()
+    }
+
+    fn say(&self, outgoing: Outgoing) {
+        self.parts.outbox.send(outgoing);
+    }
+
+    fn pass(&self, id: Option<CommandId>, body_sha256: Digest, state: AnswerState) {
+        self.say(Outgoing::Passing(Answer { id, body_sha256, state }));
+    }
+
+    fn refuse(&self, id: Option<CommandId>, body_sha256: Digest, reason: Reason, detail: String) {
+        self.pass(id, body_sha256, AnswerState::Refused { reason, detail });
+    }
+}

@@ -1,13 +1,33 @@
 //! Who this node is: the join, the files that keep the identity, and the key.
+//!
+//! Files of the state directory: `keys/<SPKI digest>.key` comes first, `join-pending.json` names it while a join
+//! runs, and the rename of `identity.json` is the switch. Nothing here judges whether the certificate still holds:
+//! that takes server time, which the session has.
 
-use std::path::Path;
+mod accept;
+mod certificate;
+pub mod join;
+mod keys;
+mod stored;
+mod ticket;
+
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::pki_types::CertificateDer;
 use rustls::sign::CertifiedKey;
 
-use crate::model::{NodeId, Role, ServerTime};
-use crate::wire::link::Endpoint;
+pub use accept::{Accepted, AnswerError};
+pub use certificate::{CertificateError, Leaf};
+pub use keys::KeyError;
+pub use stored::FileError;
+pub use ticket::{Ticket, TicketError, Token};
+
+use crate::model::{Digest, Exit, NodeId, Role, ServerTime};
+use crate::state_dir::{StateDir, StateError};
+use crate::wire::link::{BadEndpoint, Endpoint};
+use keys::NodeKey;
+use stored::{Stored as _, StoredIdentity};
 
 /// A durable identity, loaded.
 #[derive(Debug, Clone)]
@@ -26,6 +46,8 @@ pub struct Identity {
     pub chain: Vec<CertificateDer<'static>>,
     /// The chain with its key, for TLS.
     pub key: Arc<CertifiedKey>,
+    /// SHA-256 of the key's public half.
+    pub fingerprint: Digest,
     /// CAs that sign gateways.
     pub gateway_roots: Vec<CertificateDer<'static>>,
     /// Where to dial.
@@ -40,16 +62,131 @@ pub struct Identity {
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// There is none.
-    #[error("this machine has not joined: {0} is missing; join it with: bcd join --ticket FILE")]
-    NotJoined(std::path::PathBuf),
+    #[error("this machine has not joined: {} is missing; join it with: bcd join --ticket FILE", .0.display())]
+    NotJoined(PathBuf),
+    /// A file or directory cannot be used.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// identity.json cannot be used.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The key cannot be used.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// identity.json names a key that is not there.
+    #[error("the identity's key {} is missing; restore it, or {}", .path.display(), again(.state))]
+    KeyMissing {
+        /// The key's file.
+        path: PathBuf,
+        /// The state directory.
+        state: PathBuf,
+    },
+    /// The certificate in identity.json is none of a node.
+    #[error("the certificate in {} cannot be used; {}", .path.display(), again_beside(.path))]
+    Certificate {
+        /// identity.json.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: CertificateError,
+    },
+    /// identity.json contradicts its own certificate or key.
+    #[error("{}: {what} is not the certificate's; {}", .path.display(), again_beside(.path))]
+    Contradiction {
+        /// identity.json.
+        path: PathBuf,
+        /// Which field.
+        what: &'static str,
+    },
+    /// An endpoint in identity.json is none.
+    #[error("{} names an endpoint that is none", .path.display())]
+    Endpoint {
+        /// identity.json.
+        path: PathBuf,
+        /// Which.
+        source: BadEndpoint,
+    },
+}
+
+fn again(state: &Path) -> String {
+    let state = state.display();
+    format!("join again: mv {state} {state}.old && bcd join --ticket FILE")
+}
+
+fn again_beside(identity: &Path) -> String {
+    again(identity.parent().unwrap_or(identity))
+}
+
+impl LoadError {
+    /// The exit code that it stands for. All but a lack of permission are the operator's to mend before a restart
+    /// can help, so a supervisor must not restart on them.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::State(error) | Self::File(FileError::State(error)) | Self::Key(KeyError::State(error)) => {
+                error.exit()
+            }
+            Self::File(FileError::Newer { .. }) => Exit::ForeignState,
+            _ => Exit::Configuration,
+        }
+    }
 }
 
 impl Identity {
-    /// Loads the identity of a state directory. Blocks.
+    /// Loads the identity of a state directory. An expired certificate is loaded: the session says so. Blocks.
     ///
     /// # Errors
     /// See [`LoadError`].
-    pub fn load(_state: &Path) -> Result<Self, LoadError> {
-        todo!()
+    pub fn load(state: &Path) -> Result<Self, LoadError> {
+        let path = state.join(stored::IDENTITY);
+        let Some(dir) = StateDir::open(state)? else { return Err(LoadError::NotJoined(path)) };
+        let Some(stored) = StoredIdentity::read(&dir)? else { return Err(LoadError::NotJoined(path)) };
+        let key = NodeKey::load(&dir, &stored.key.0)?.ok_or_else(|| LoadError::KeyMissing {
+            path: state.join(keys::FOLDER).join(keys::file_name(&stored.key.0)),
+            state: state.to_owned(),
+        })?;
+        assemble(stored, &key, path)
     }
 }
+
+fn assemble(stored: StoredIdentity, key: &NodeKey, path: PathBuf) -> Result<Identity, LoadError> {
+    let contradiction = |what| LoadError::Contradiction { path: path.clone(), what };
+    let chain: Vec<_> = stored.chain.into_iter().map(|der| der.0).collect();
+    let first = chain.first().ok_or_else(|| contradiction("the empty chain"))?;
+    let leaf = match Leaf::read(first) {
+        Ok(leaf) => leaf,
+        Err(source) => return Err(LoadError::Certificate { path, source }),
+    };
+    for (what, same) in [
+        ("the node id", leaf.node_id == stored.node_id),
+        ("the role", leaf.role == stored.role),
+        ("the site", leaf.site == stored.site),
+        ("the trust domain", leaf.trust_domain == stored.trust_domain),
+        ("the key", leaf.spki == key.spki()),
+        ("the generation 0", stored.generation > 0),
+        ("the empty list of gateway roots", !stored.gateway_roots.is_empty()),
+    ] {
+        if !same {
+            return Err(contradiction(what));
+        }
+    }
+    let provider = rustls::crypto::ring::default_provider();
+    let tls = CertifiedKey::from_der(chain.clone(), key.to_tls(), &provider)
+        .map_err(|_| contradiction("the key"))?;
+    let endpoints = stored.endpoints.iter().map(|text| text.parse()).collect::<Result<_, _>>();
+    Ok(Identity {
+        node_id: stored.node_id,
+        generation: stored.generation,
+        role: stored.role,
+        site: stored.site,
+        trust_domain: stored.trust_domain,
+        chain,
+        key: Arc::new(tls),
+        fingerprint: key.spki(),
+        gateway_roots: stored.gateway_roots.into_iter().map(|der| der.0).collect(),
+        endpoints: endpoints.map_err(|source| LoadError::Endpoint { path, source })?,
+        not_before: leaf.not_before,
+        not_after: leaf.not_after,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use rusqlite::types::{FromSql, FromSqlError, FromSqlResult, ToSql, ToSqlOutput, ValueRef};
+
 use crate::admission::Admitted;
 use crate::model::ServerTime;
 
@@ -23,4 +25,39 @@ pub struct Running {
     pub attempt: u32,
     /// When it started, by the working clock.
     pub started: Option<ServerTime>,
+}
+
+/// The state of a row, as it stands on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum State {
+    /// Known durably; admission started nothing yet.
+    Accepted,
+    /// The effect may have started.
+    Running,
+    /// Ended; its result is owed to the control plane.
+    Done,
+    /// Ended and acked: kept without output, so that a replay starts nothing.
+    Tombstone,
+}
+
+impl State {
+    /// Every state with its number on disk. A number is never given to another state.
+    const CODES: [(Self, i64); 4] =
+        [(Self::Accepted, 1), (Self::Running, 2), (Self::Done, 3), (Self::Tombstone, 4)];
+}
+
+impl ToSql for State {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        let code = Self::CODES.iter().find(|(state, _)| state == self).map(|(_, code)| *code);
+        Ok(ToSqlOutput::from(code.unwrap_or_default()))
+    }
+}
+
+impl FromSql for State {
+    fn column_result(value: ValueRef<'_>) -> FromSqlResult<Self> {
+        let code = value.as_i64()?;
+        let found = Self::CODES.iter().find(|(_, known)| *known == code);
+        found.map(|(state, _)| *state).ok_or(FromSqlError::OutOfRange(code))
+    }
 }

@@ -1,6 +1,75 @@
 //! One session a node: a pure state machine, and the one driver that performs what it says.
+//!
+//! [`Session::run`] is one task. In: frames of the link, the executor's answers ([`Outbox`]), the stop signal. Out:
+//! frames, deliveries to the executor, acks and times to the journal, and [`SessionStatus`] for whoever watches.
 
+pub mod backoff;
+mod driver;
+mod hello;
+mod load;
+pub mod machine;
 pub mod outbox;
+mod resend;
+pub mod status;
 pub mod working_clock;
 
+use std::sync::Arc;
+
+use rand::rngs::StdRng;
+use tokio::sync::{mpsc, watch};
+
+pub use hello::HelloFacts;
+pub use outbox::Outbox;
+pub use status::{SessionState, SessionStatus};
 pub use working_clock::WorkingClock;
+
+use crate::exec::Lanes;
+use crate::journal::Journal;
+use crate::wire::frames::Delivery;
+use crate::wire::link::{Dialer, Endpoint};
+
+/// Capacity of the queue of deliveries. A gateway that keeps to the credits has at most 26 commands under way, each
+/// with a Cancel beside it; a longer queue means one that does not, and is answered `busy`. 64 bodies of the largest
+/// size are 64 MiB.
+pub const DELIVERIES: usize = 64;
+
+/// What a session is made of.
+pub struct SessionParts {
+    /// Opens links with this node's identity.
+    pub dialer: Arc<dyn Dialer>,
+    /// Gateways, tried in turn.
+    pub endpoints: Vec<Endpoint>,
+    /// What every Hello says.
+    pub hello: HelloFacts,
+    /// Recovered.
+    pub journal: Journal,
+    /// Set by Welcome.
+    pub working: WorkingClock,
+    /// Set by Welcome, reported by heartbeats.
+    pub lanes: Lanes,
+    /// To the executor; made with [`DELIVERIES`].
+    pub deliveries: mpsc::Sender<Delivery>,
+    /// From the executor.
+    pub outbox: Outbox,
+    /// What `bcd status` shows.
+    pub status: watch::Sender<SessionStatus>,
+    /// For the jitter.
+    pub rng: StdRng,
+}
+
+/// The node's session with the control plane, over as many links as it takes.
+pub struct Session {
+    driver: Box<driver::Driver>,
+}
+
+impl Session {
+    /// A session that has not dialed yet. Must be made within a runtime.
+    pub fn new(parts: SessionParts) -> Self {
+        Self { driver: Box::new(driver::Driver::new(parts)) }
+    }
+
+    /// Runs until `stop` says true, or its sender is gone; then says Goodbye and returns within seconds.
+    pub async fn run(self, stop: watch::Receiver<bool>) {
+        self.driver.run(stop).await;
+    }
+}

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc;
 
 use crate::journal::Durable;
-use crate::model::{Answer, Done};
+use crate::model::{Answer, AnswerState, Done};
+use crate::wire::frames::command_update;
+use crate::wire::pb;
 
 /// Answers that may wait for the wire: every command in flight (26 by default credits) with three answers each,
 /// with room for ten times as many.
@@ -36,6 +38,15 @@ pub struct OutboxSender {
 pub struct Outbox {
     queue: mpsc::Receiver<Outgoing>,
     missed: Arc<AtomicBool>,
+}
+
+/// A result as a frame: only what stands in the journal leaves.
+pub fn result_frame(done: &Durable<Done>) -> pb::CommandUpdate {
+    command_update(&Answer {
+        id: Some(done.id.clone()),
+        body_sha256: done.body_sha256,
+        state: AnswerState::Done(Box::new(done.outcome.clone())),
+    })
 }
 
 /// A new outbox.
@@ -65,6 +76,16 @@ impl Outbox {
     pub fn drain(&mut self) {
         while self.queue.try_recv().is_ok() {}
         self.missed.store(false, Ordering::Release);
+    }
+
+    /// How many are queued now.
+    pub fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Whether nothing is queued now.
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
     }
 
     /// Whether a result found the queue full since the last call: then the journal must be read.

@@ -8,8 +8,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use rustls::pki_types::UnixTime;
+
 use crate::clock::Clock;
 use crate::model::ServerTime;
+use crate::wire::tls::{BUILD_TIME, JudgeTime, unix_time};
 
 /// A Welcome may lie this far before the mark.
 pub const REWIND_ALLOWANCE: Duration = Duration::from_secs(300);
@@ -87,6 +90,13 @@ impl WorkingClock {
     /// The clock below.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
+    }
+}
+
+impl JudgeTime for WorkingClock {
+    fn now(&self) -> (UnixTime, bool) {
+        let floor = self.now().unwrap_or(BUILD_TIME).max(BUILD_TIME);
+        if self.heard() { (unix_time(self.now().unwrap_or(floor)), true) } else { (unix_time(floor), false) }
     }
 }
 

@@ -5,9 +5,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::dsse::Envelope;
+use super::dsse::{Envelope, Signature};
 use super::pb;
-use crate::model::{Answer, CommandId, Digest, JournalId, Lane, Reason, ServerTime};
+use crate::model::limits::{APPROVALS, CHAIN, COMMAND_BODY_BYTES, ENTRIES, ID_BYTES, SIGNATURES, TEXT_BYTES};
+use crate::model::{
+    Answer, AnswerState, CommandId, Digest, Effect, JournalId, Lane, Outcome, Reason, ServerTime, Terminal,
+};
 
 /// A frame from the gateway.
 #[derive(Debug, Clone, PartialEq)]
@@ -115,22 +118,317 @@ pub struct FrameError {
     pub detail: String,
 }
 
+fn welcome_error(detail: impl Into<String>) -> FrameError {
+    FrameError { reason: Reason::WelcomeInvalid, detail: detail.into() }
+}
+
 impl TryFrom<pb::GatewayFrame> for Inbound {
     type Error = FrameError;
-    fn try_from(_frame: pb::GatewayFrame) -> Result<Self, FrameError> {
-        todo!()
+
+    fn try_from(frame: pb::GatewayFrame) -> Result<Self, FrameError> {
+        use pb::gateway_frame::Frame;
+        Ok(match frame.frame {
+            Some(Frame::Welcome(welcome)) => Self::Welcome(Box::new(read_welcome(welcome)?)),
+            Some(Frame::Ack(ack)) => Self::Ack(read_ack(ack)),
+            Some(Frame::Command(command)) => Self::Delivery(read_command(command)),
+            Some(Frame::Cancel(cancel)) => Self::Delivery(read_cancel(cancel)),
+            Some(Frame::Drain(drain)) => Self::Drain {
+                max_delay: Duration::from_millis(drain.max_delay_ms.into()).min(MAX_DRAIN),
+                reason: shown(&drain.reason),
+            },
+            Some(Frame::DesiredState(_)) => Self::Ignored("DesiredState"),
+            Some(Frame::SpecSection(_)) => Self::Ignored("SpecSection"),
+            Some(Frame::RequestInventory(_)) => Self::Ignored("RequestInventory"),
+            Some(Frame::TrustBundle(_)) => Self::Ignored("TrustBundle"),
+            Some(Frame::SecretResponse(_)) => Self::Ignored("SecretResponse"),
+            Some(Frame::RevocationNotice(_)) => Self::Ignored("RevocationNotice"),
+            Some(Frame::OpenTunnel(_)) => Self::Ignored("OpenTunnel"),
+            None => Self::Ignored("a frame of a newer gateway"),
+        })
     }
 }
 
-/// An answer as a frame. `detail` of a refusal goes into `message`.
-pub fn command_update(_answer: &Answer) -> pb::CommandUpdate {
-    todo!()
+/// A drain spreads its nodes over at most this.
+const MAX_DRAIN: Duration = Duration::from_secs(60);
+/// A gateway may not ask for heartbeats more or less often than this, ms.
+const HEARTBEAT_MS: std::ops::RangeInclusive<u32> = 1_000..=60_000;
+
+fn read_welcome(welcome: pb::Welcome) -> Result<Welcome, FrameError> {
+    let server_time = ServerTime::from_wire(welcome.server_time_ms)
+        .ok_or_else(|| welcome_error(format!("server_time_ms is {}", welcome.server_time_ms)))?;
+    if welcome.epoch == 0 {
+        return Err(welcome_error("epoch is 0"));
+    }
+    if welcome.heartbeat_interval_ms == 0 {
+        return Err(welcome_error("heartbeat_interval_ms is 0"));
+    }
+    if welcome.lane_credits.len() > ENTRIES || welcome.request_sections.len() > ENTRIES {
+        return Err(welcome_error(format!("a list has more than {ENTRIES} entries")));
+    }
+    let interval = welcome.heartbeat_interval_ms.clamp(*HEARTBEAT_MS.start(), *HEARTBEAT_MS.end());
+    let lane_credits = welcome
+        .lane_credits
+        .iter()
+        .filter_map(|(name, credits)| Lane::from_name(name).map(|lane| (lane, *credits)))
+        .collect();
+    Ok(Welcome {
+        session_id: shown(&welcome.session_id),
+        gateway_id: shown(&welcome.gateway_id),
+        epoch: welcome.epoch,
+        proto: welcome.proto,
+        proto_max: welcome.proto_max,
+        server_time,
+        heartbeat_interval: Duration::from_millis(interval.into()),
+        lane_credits,
+        journal_id: JournalId::new(welcome.journal_id).ok(),
+        acked_event_seq: welcome.acked_event_seq,
+        request_sections: welcome.request_sections,
+        upgrade_required: welcome.upgrade_required,
+        trust_bundle: welcome.trust_bundle,
+    })
 }
 
-/// An update as the gateway reads it.
-///
-/// # Errors
-/// A field is missing or out of range; what is wrong.
-pub fn answer(_update: &pb::CommandUpdate) -> Result<Answer, String> {
-    todo!()
+fn read_ack(ack: pb::Ack) -> Ack {
+    Ack {
+        heartbeat_seq: (ack.heartbeat_seq != 0).then_some(ack.heartbeat_seq),
+        events: JournalId::new(ack.journal_id).ok().map(|id| (id, ack.event_seq)),
+        // An id that cannot be one of ours names no result. The frame's own limit bounds the list.
+        result_ids: ack.result_ids.into_iter().filter_map(|id| CommandId::new(id).ok()).collect(),
+    }
+}
+
+fn read_command(command: pb::Command) -> Delivery {
+    let payload = command.envelope.as_ref().map(|envelope| envelope.payload.clone()).unwrap_or_default();
+    let malformed = |detail: String| Delivery::Malformed { body_sha256: Digest::of(&payload), detail };
+    if command.approvals.len() > APPROVALS {
+        return malformed(format!("{} approvals, at most {APPROVALS}", command.approvals.len()));
+    }
+    let Some(envelope) = command.envelope else {
+        return malformed("a Command without an envelope".into());
+    };
+    let read = |envelope| read_envelope(envelope, COMMAND_BODY_BYTES);
+    match (read(envelope), command.approvals.into_iter().map(read).collect::<Result<Vec<_>, _>>()) {
+        (Ok(envelope), Ok(approvals)) => Delivery::Command(CommandFrame {
+            seq: command.seq,
+            delivery_attempt: command.delivery_attempt,
+            envelope,
+            approvals,
+        }),
+        (Err(detail), _) | (_, Err(detail)) => malformed(detail),
+    }
+}
+
+fn read_cancel(cancel: pb::Cancel) -> Delivery {
+    let payload = cancel.envelope.as_ref().map(|envelope| envelope.payload.clone()).unwrap_or_default();
+    let malformed = |detail: String| Delivery::Malformed { body_sha256: Digest::of(&payload), detail };
+    let Ok(command_id) = CommandId::new(cancel.command_id) else {
+        return malformed("a Cancel without a command id".into());
+    };
+    match cancel.envelope.map(|envelope| read_envelope(envelope, COMMAND_BODY_BYTES)) {
+        Some(Ok(envelope)) => Delivery::Cancel { command_id, envelope },
+        Some(Err(detail)) => malformed(detail),
+        None => malformed("a Cancel without an envelope".into()),
+    }
+}
+
+fn read_envelope(envelope: pb::Envelope, max_payload: usize) -> Result<Envelope, String> {
+    if envelope.payload.len() > max_payload {
+        return Err(format!("a body of {} bytes, at most {max_payload}", envelope.payload.len()));
+    }
+    if envelope.signatures.len() > SIGNATURES {
+        return Err(format!("{} signatures, at most {SIGNATURES}", envelope.signatures.len()));
+    }
+    if envelope.payload_type.len() > ID_BYTES {
+        return Err(format!("a payload type of {} bytes", envelope.payload_type.len()));
+    }
+    if envelope.signatures.iter().any(|signature| signature.chain.len() > CHAIN) {
+        return Err(format!("a chain of more than {CHAIN} certificates"));
+    }
+    let signature = |signature: pb::Signature| Signature {
+        key_id: signature.key_id,
+        signature: signature.signature,
+        chain: signature.chain,
+    };
+    Ok(Envelope {
+        payload_type: envelope.payload_type,
+        payload: envelope.payload,
+        signatures: envelope.signatures.into_iter().map(signature).collect(),
+    })
+}
+
+/// What is kept of a peer's text: nothing that would break a line or flood a log.
+fn shown(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(ID_BYTES).collect()
+}
+
+/// Cut at a character, so that the text stays within the limit for texts.
+fn cut(text: &str) -> String {
+    let mut end = text.len().min(TEXT_BYTES);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
+}
+
+/// An answer as a frame. `detail` of a refusal goes into `message`.
+pub fn command_update(answer: &Answer) -> pb::CommandUpdate {
+    let mut update = pb::CommandUpdate {
+        command_id: answer.id.as_ref().map(ToString::to_string).unwrap_or_default(),
+        body_sha256: Bytes::copy_from_slice(&answer.body_sha256.0),
+        ..pb::CommandUpdate::default()
+    };
+    match &answer.state {
+        AnswerState::Refused { reason, detail } => {
+            update.state = pb::CommandState::Refused.into();
+            update.reason = reason.token().into();
+            update.message = cut(detail);
+        }
+        AnswerState::Accepted => update.state = pb::CommandState::Accepted.into(),
+        AnswerState::Running { attempt } => {
+            update.state = pb::CommandState::Running.into();
+            update.attempt = *attempt;
+        }
+        AnswerState::Done(outcome) => done_update(&mut update, outcome),
+    }
+    update
+}
+
+fn done_update(update: &mut pb::CommandUpdate, outcome: &Outcome) {
+    let state = match outcome.state {
+        Terminal::Succeeded => pb::CommandState::Succeeded,
+        Terminal::Failed => pb::CommandState::Failed,
+        Terminal::Cancelled => pb::CommandState::Cancelled,
+        Terminal::Rejected => pb::CommandState::Rejected,
+    };
+    let effect = match outcome.effect {
+        Effect::None => pb::Effect::None,
+        Effect::Complete => pb::Effect::Complete,
+        Effect::Unknown => pb::Effect::Unknown,
+    };
+    update.state = state.into();
+    update.effect = effect.into();
+    update.reason = outcome.reason.map(|reason| reason.token().to_owned()).unwrap_or_default();
+    update.message = cut(&outcome.message);
+    update.attempt = outcome.attempt;
+    update.started_ms = outcome.started.map_or(0, |time| time.0);
+    update.finished_ms = outcome.finished.map_or(0, |time| time.0);
+    update.duration_ms = outcome.duration_ms;
+    update.output = Bytes::copy_from_slice(&outcome.output);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn welcome() -> pb::Welcome {
+        pb::Welcome {
+            epoch: 3,
+            proto: 1,
+            server_time_ms: 1_000_000,
+            heartbeat_interval_ms: 10_000,
+            lane_credits: [("work".to_owned(), 16), ("of-a-newer-gateway".to_owned(), 1)].into(),
+            ..pb::Welcome::default()
+        }
+    }
+
+    fn read(frame: pb::gateway_frame::Frame) -> Result<Inbound, FrameError> {
+        Inbound::try_from(pb::GatewayFrame { frame: Some(frame) })
+    }
+
+    fn command(envelope: Option<pb::Envelope>, approvals: usize) -> Inbound {
+        let command = pb::Command {
+            envelope,
+            approvals: vec![pb::Envelope::default(); approvals],
+            ..pb::Command::default()
+        };
+        read(pb::gateway_frame::Frame::Command(command)).expect("never ends the session")
+    }
+
+    #[test]
+    fn a_welcome_without_epoch_time_or_heartbeat_interval_is_refused() {
+        assert!(read_welcome(welcome()).is_ok());
+        let broken: [fn(&mut pb::Welcome); 4] = [
+            |welcome| welcome.epoch = 0,
+            |welcome| welcome.server_time_ms = 0,
+            |welcome| welcome.server_time_ms = i64::MAX,
+            |welcome| welcome.heartbeat_interval_ms = 0,
+        ];
+        for breaks in broken {
+            let mut welcome = welcome();
+            breaks(&mut welcome);
+            let error = read_welcome(welcome).expect_err("refused");
+            assert_eq!(error.reason, Reason::WelcomeInvalid);
+        }
+    }
+
+    #[test]
+    fn the_heartbeat_interval_is_clamped_to_one_to_sixty_seconds() {
+        let clamped = |ms| {
+            let welcome = pb::Welcome { heartbeat_interval_ms: ms, ..welcome() };
+            read_welcome(welcome).expect("a welcome").heartbeat_interval
+        };
+        assert_eq!(clamped(1), Duration::from_secs(1));
+        assert_eq!(clamped(10_000), Duration::from_secs(10));
+        assert_eq!(clamped(u32::MAX), Duration::from_secs(60));
+    }
+
+    #[test]
+    fn an_absent_lane_has_no_row_and_an_unknown_one_is_ignored() {
+        let credits = read_welcome(welcome()).expect("a welcome").lane_credits;
+        assert_eq!(credits, BTreeMap::from([(Lane::Work, 16)]));
+    }
+
+    #[test]
+    fn a_frame_of_a_newer_gateway_is_ignored() {
+        let frame = Inbound::try_from(pb::GatewayFrame { frame: None });
+        assert!(matches!(frame, Ok(Inbound::Ignored(_))));
+    }
+
+    #[test]
+    fn a_command_over_a_limit_is_malformed_and_ends_no_session() {
+        let body =
+            |bytes: usize| pb::Envelope { payload: vec![b'x'; bytes].into(), ..pb::Envelope::default() };
+        let signed = |count: usize| pb::Envelope {
+            signatures: vec![pb::Signature::default(); count],
+            ..pb::Envelope::default()
+        };
+        let malformed = |inbound| matches!(inbound, Inbound::Delivery(Delivery::Malformed { .. }));
+        assert!(malformed(command(None, 0)));
+        assert!(malformed(command(Some(body(COMMAND_BODY_BYTES + 1)), 0)));
+        assert!(malformed(command(Some(signed(SIGNATURES + 1)), 0)));
+        assert!(malformed(command(Some(body(1)), APPROVALS + 1)));
+        assert!(!malformed(command(Some(body(COMMAND_BODY_BYTES)), APPROVALS)));
+    }
+
+    #[test]
+    fn a_drain_is_spread_over_at_most_a_minute() {
+        let drain = pb::Drain { max_delay_ms: u32::MAX, reason: "maintenance\n".into() };
+        let inbound = read(pb::gateway_frame::Frame::Drain(drain));
+        let expected = Inbound::Drain { max_delay: Duration::from_secs(60), reason: "maintenance".into() };
+        assert_eq!(inbound, Ok(expected));
+    }
+
+    #[test]
+    fn an_ack_names_only_what_could_be_ours() {
+        let ack = pb::Ack {
+            result_ids: vec!["c-1".into(), "../etc".into()],
+            heartbeat_seq: 0,
+            ..pb::Ack::default()
+        };
+        assert_eq!(
+            read_ack(ack),
+            Ack { result_ids: vec![CommandId::new("c-1").expect("id")], ..Ack::default() }
+        );
+    }
+
+    #[test]
+    fn a_long_message_is_cut_at_a_character() {
+        let answer = Answer {
+            id: None,
+            body_sha256: Digest::of(b""),
+            state: AnswerState::Refused { reason: Reason::Busy, detail: "ä".repeat(TEXT_BYTES) },
+        };
+        let message = command_update(&answer).message;
+        assert!(message.len() <= TEXT_BYTES && message.chars().all(|c| c == 'ä'));
+    }
 }

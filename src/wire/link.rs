@@ -31,7 +31,8 @@ pub struct LinkEnd {
 }
 
 /// What kind of end, as session.md's reactions need it. gRPC's codes end here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum EndKind {
     /// UNAVAILABLE or RESOURCE_EXHAUSTED from the peer.
     Unavailable,
@@ -45,8 +46,14 @@ pub enum EndKind {
     Closed,
     /// The peer asked for calm (GOAWAY ENHANCE_YOUR_CALM): double the keep-alive interval.
     Calm,
-    /// The server's certificate does not hold: wrong name, wrong CA, out of its time.
+    /// The server's certificate is signed by none of our CAs: another deployment's gateway.
     ServerUntrusted,
+    /// The server's certificate is of one of our CAs but for another name.
+    ServerNameWrong,
+    /// The server's certificate has run out, or does not hold yet.
+    ServerOutOfTime,
+    /// This node ended it; the reason says why.
+    Local,
     /// Everything else: name, connect, timeout, broken connection, unknown status.
     Lost,
 }
@@ -69,13 +76,24 @@ pub trait Link: Send {
     /// The next frame; `Err` once, when the link has ended. Dropping the future loses nothing.
     fn receive(&mut self) -> BoxFuture<'_, Result<pb::GatewayFrame, LinkEnd>>;
 
-    /// Resolves when everything queued has been handed to the transport, or the link has ended.
-    fn flushed(&mut self) -> BoxFuture<'_, ()>;
+    /// Resolves when everything queued has been handed to the transport, or the link has ended. Until then `send`
+    /// may find no room.
+    fn flushed(&self) -> BoxFuture<'static, ()>;
 
     /// Ends the link: queued frames (a Goodbye among them) are flushed for at most `within`, then the call is
     /// cancelled.
     fn close(self: Box<Self>, within: Duration) -> BoxFuture<'static, ()>;
 }
+
+impl LinkEnd {
+    /// An end that this side saw or made.
+    pub fn local(kind: EndKind, reason: Reason, detail: impl Into<String>) -> Self {
+        Self { kind, reason: Some(reason), pushback: None, detail: detail.into() }
+    }
+}
+
+/// Name, connect, TLS and HTTP/2 together have this long.
+pub const DIAL_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Opens links.
 pub trait Dialer: Send + Sync {
@@ -118,6 +136,24 @@ impl std::fmt::Display for Endpoint {
             write!(f, "[{}]:{}", self.host, self.port)
         } else {
             write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_a_name_or_an_address_with_a_port_and_reads_back_from_its_text() {
+        for good in ["gw1.lab.example:443", "10.0.0.7:7443", "[::1]:7443", "localhost:1"] {
+            let endpoint: Endpoint = good.parse().expect(good);
+            assert_eq!(endpoint.to_string(), good);
+        }
+        for bad in
+            ["", "gw1", "gw1:", ":443", "gw1:0", "gw1:65536", "::1:443", "[::1:443", "a b:1", "gw1/x:443"]
+        {
+            assert!(bad.parse::<Endpoint>().is_err(), "{bad}");
         }
     }
 }

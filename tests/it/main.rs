@@ -1,1 +1,10 @@
-fn main() {}
+//! Tests that need several parts, or the binary. One program: each further one would be linked for itself.
+
+mod borders;
+mod crash;
+mod dependencies;
+mod docs;
+mod lab;
+mod session;
+mod sim;
+mod source;

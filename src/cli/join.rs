@@ -1,0 +1,154 @@
+//! `bcd join`.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
+
+use super::{ConfigArgs, fail, note, print};
+use crate::clock::{self, Clock as _, SystemClock};
+use crate::identity::join::{self, Joined, JournalOptions, Options, Retry};
+use crate::identity::{Ticket, TicketError};
+use crate::model::{Exit, Incarnation, ServerTime, limits};
+use crate::wire::tls::BUILD_TIME;
+
+/// A local clock this far from the control plane's is worth a line.
+const CLOCK_DIFFERENCE: Duration = Duration::from_secs(60);
+
+/// Make this machine a node: with a ticket, once.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// File with the join ticket, or - for standard input. Never the ticket itself: other users see arguments.
+    #[arg(long, value_name = "FILE")]
+    ticket: PathBuf,
+    /// Keep trying until a gateway answers.
+    #[arg(long, conflicts_with = "try_for")]
+    wait: bool,
+    /// Keep trying for so many seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    try_for: u64,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ReadError {
+    #[error(
+        "--ticket takes the file that holds the ticket, or - for standard input; a ticket on the command line can be read by every user of this machine and stays in the shell's history: ask for a new one"
+    )]
+    OnTheCommandLine,
+    #[error("cannot read the ticket {}", .path.display())]
+    File { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Ticket(#[from] TicketError),
+}
+
+impl ReadError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::OnTheCommandLine => Exit::Usage,
+            Self::File { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
+                Exit::Permission
+            }
+            Self::File { .. } | Self::Ticket(_) => Exit::BadInput,
+        }
+    }
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
+    let config = args.config.load_and_log()?;
+    let ticket = read_ticket(args).map_err(|error| fail(&error, error.exit()))?;
+    let boot_id = clock::boot_id().map_err(|error| fail(&error, Exit::Failed))?;
+    let mut rng = StdRng::from_os_rng();
+    let incarnation = Incarnation::random(&mut rng);
+    let options = Options {
+        state: config.state,
+        ticket,
+        patience: (!args.wait).then(|| Duration::from_secs(args.try_for)),
+        journal: JournalOptions { incarnation, boot_id, wal_bytes: crate::node::WAL_BYTES },
+        facts: facts(),
+        rng,
+    };
+    let joined = super::runtime()?.block_on(join::join(options, progress));
+    let joined = joined.map_err(|error| fail(&error, error.exit()))?;
+    print(&report(&joined))?;
+    Ok(Exit::Done)
+}
+
+fn read_ticket(args: &Args) -> Result<Ticket, ReadError> {
+    let path = &args.ticket;
+    if path.to_string_lossy().starts_with("bcd1.") {
+        return Err(ReadError::OnTheCommandLine);
+    }
+    let failed = |source| ReadError::File { path: path.clone(), source };
+    let mut bytes = Vec::new();
+    let limit = limits::TICKET_BYTES as u64 + 1;
+    if path.as_os_str() == "-" {
+        std::io::stdin().take(limit).read_to_end(&mut bytes).map_err(failed)?;
+    } else {
+        let file = std::fs::File::open(path).map_err(failed)?;
+        file.take(limit).read_to_end(&mut bytes).map_err(failed)?;
+    }
+    let text = String::from_utf8(bytes).map_err(|_| TicketError::NotATicket)?;
+    Ok(Ticket::parse(&text, BUILD_TIME)?)
+}
+
+/// What the machine says of itself: for people at the control plane, who decide nothing by it.
+fn facts() -> BTreeMap<String, String> {
+    let mut facts = BTreeMap::from([
+        ("bcd".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+        ("architecture".to_owned(), std::env::consts::ARCH.to_owned()),
+    ]);
+    if let Ok(name) = nix::unistd::gethostname() {
+        facts.insert("hostname".into(), name.to_string_lossy().chars().take(255).collect());
+    }
+    if let Ok(release) = std::fs::read_to_string("/proc/sys/kernel/osrelease") {
+        facts.insert("kernel".into(), release.trim().chars().take(255).collect());
+    }
+    facts
+}
+
+fn progress(retry: Retry<'_>) {
+    let Retry { endpoint, end, wait } = retry;
+    note(&format!("bcd: {endpoint}: {}; next attempt in {:.1} s", end.detail, wait.as_secs_f32()));
+}
+
+fn report(joined: &Joined) -> String {
+    let Joined { node_id, generation, fingerprint, not_after, server_time } = joined;
+    let difference = server_time.map(|time| difference(time, SystemClock.wall_ms())).unwrap_or_default();
+    format!(
+        "joined as {node_id} (identity generation {generation})\n\
+         key       SHA-256 {fingerprint}\n\
+         valid     until {not_after} by the control plane's clock\n\
+         {difference}next      systemctl enable --now bcd, or in a terminal: bcd node\n"
+    )
+}
+
+fn difference(server: ServerTime, wall_ms: i64) -> String {
+    let local = ServerTime(wall_ms);
+    let (apart, word) =
+        if local < server { (server.since(local), "behind") } else { (local.since(server), "ahead of") };
+    if apart < CLOCK_DIFFERENCE {
+        return String::new();
+    }
+    format!(
+        "clock     this machine's is {} s {word} the control plane's; bcd works all the same, but logs are dated wrongly: timedatectl set-ntp true\n",
+        apart.as_secs()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_local_clock_is_said_with_its_direction() {
+        let server = ServerTime(10_000_000);
+        assert_eq!(difference(server, 10_030_000), "");
+        assert!(difference(server, 9_000_000).contains("1000 s behind"));
+        assert!(difference(server, 11_000_000).contains("1000 s ahead of"));
+    }
+}

@@ -1,0 +1,154 @@
+//! What a node certificate says of its node, read from its URI SANs.
+
+use rustls::pki_types::CertificateDer;
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::model::{Digest, NodeId, Role, ServerTime};
+
+/// Prefix of the one URI that names the node.
+const SPIFFE: &str = "spiffe://";
+/// Prefix of the URI that names the role.
+const ROLE: &str = "urn:bc:role:";
+
+/// A node certificate's leaf, read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leaf {
+    /// The deployment's name.
+    pub trust_domain: String,
+    /// Where the machine stands.
+    pub site: String,
+    /// The node.
+    pub node_id: NodeId,
+    /// host or ramdisk.
+    pub role: Role,
+    /// SHA-256 of the SubjectPublicKeyInfo.
+    pub spki: Digest,
+    /// When it begins to hold.
+    pub not_before: ServerTime,
+    /// When it runs out.
+    pub not_after: ServerTime,
+}
+
+/// Why a certificate is not a node certificate.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CertificateError {
+    /// Not X.509.
+    #[error("not an X.509 certificate")]
+    Malformed,
+    /// Not exactly one of a URI that there must be one of.
+    #[error("it must name exactly one {what}, and names {found}")]
+    Count {
+        /// The URI's prefix.
+        what: &'static str,
+        /// How many there are.
+        found: usize,
+    },
+    /// A URI that is not of the form that it should have.
+    #[error("{0:?} is not spiffe://TRUST-DOMAIN/node/SITE/NODE")]
+    Name(String),
+    /// A role that this build does not know.
+    #[error("it names the role {0:?}, which is neither host nor ramdisk")]
+    Role(String),
+}
+
+impl Leaf {
+    /// Reads a leaf. Its validity is not judged: that needs server time.
+    ///
+    /// # Errors
+    /// See [`CertificateError`].
+    pub fn read(der: &CertificateDer<'_>) -> Result<Self, CertificateError> {
+        let (rest, certificate) = X509Certificate::from_der(der).map_err(|_| CertificateError::Malformed)?;
+        let sans = certificate.subject_alternative_name().map_err(|_| CertificateError::Malformed)?;
+        if !rest.is_empty() {
+            return Err(CertificateError::Malformed);
+        }
+        let names = sans.as_ref().map(|sans| sans.value.general_names.as_slice()).unwrap_or_default();
+        let uris: Vec<&str> = names
+            .iter()
+            .filter_map(|name| if let GeneralName::URI(uri) = name { Some(*uri) } else { None })
+            .collect();
+        let name = only(&uris, SPIFFE)?;
+        let role = only(&uris, ROLE)?;
+        let (trust_domain, site, node_id) =
+            split(name).ok_or_else(|| CertificateError::Name(format!("{SPIFFE}{name}")))?;
+        let ms = |at: x509_parser::time::ASN1Time| ServerTime(at.timestamp().saturating_mul(1000));
+        Ok(Self {
+            trust_domain,
+            site,
+            node_id,
+            role: Role::from_name(role).ok_or_else(|| CertificateError::Role(role.into()))?,
+            spki: Digest::of(certificate.public_key().raw),
+            not_before: ms(certificate.validity().not_before),
+            not_after: ms(certificate.validity().not_after),
+        })
+    }
+}
+
+fn only<'a>(uris: &[&'a str], what: &'static str) -> Result<&'a str, CertificateError> {
+    let found: Vec<&str> = uris.iter().filter_map(|uri| uri.strip_prefix(what)).collect();
+    match found[..] {
+        [one] => Ok(one),
+        _ => Err(CertificateError::Count { what, found: found.len() }),
+    }
+}
+
+fn split(name: &str) -> Option<(String, String, NodeId)> {
+    let mut parts = name.split('/');
+    let (domain, word, site, node) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+    if parts.next().is_some() || word != "node" || !plain(domain) || !plain(site) {
+        return None;
+    }
+    Some((domain.to_owned(), site.to_owned(), NodeId::new(node).ok()?))
+}
+
+/// A trust domain or site is a plain name: it becomes part of a URI.
+fn plain(name: &str) -> bool {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
+    (1..=255).contains(&name.len()) && name.bytes().all(allowed)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use rcgen::{CertificateParams, KeyPair, SanType};
+
+    /// A self-signed certificate of `key` with these URIs.
+    pub(in crate::identity) fn certificate(key: &KeyPair, uris: &[&str]) -> CertificateDer<'static> {
+        let mut params = CertificateParams::default();
+        params.subject_alt_names = uris.iter().map(|uri| SanType::URI((*uri).try_into().unwrap())).collect();
+        params.self_signed(key).unwrap().der().clone()
+    }
+
+    fn read(uris: &[&str]) -> Result<Leaf, CertificateError> {
+        Leaf::read(&certificate(&KeyPair::generate().unwrap(), uris))
+    }
+
+    const NAME: &str = "spiffe://lab.example/node/fra1/n-1";
+    const HOST: &str = "urn:bc:role:host";
+
+    #[test]
+    fn the_names_and_the_role_are_read() {
+        let leaf = read(&[NAME, HOST, "urn:bc:tenant"]).unwrap();
+        assert_eq!((leaf.trust_domain.as_str(), leaf.site.as_str()), ("lab.example", "fra1"));
+        assert_eq!((leaf.node_id.as_str(), leaf.role), ("n-1", Role::Host));
+    }
+
+    #[test]
+    fn anything_but_one_well_formed_name_and_one_role_is_refused() {
+        for uris in [
+            &[HOST][..],
+            &[NAME],
+            &[NAME, NAME, HOST],
+            &[NAME, HOST, "urn:bc:role:ramdisk"],
+            &[NAME, "urn:bc:role:root"],
+            &["spiffe://lab.example/node/fra1", HOST],
+            &["spiffe://lab.example/node/fra1/n-1/x", HOST],
+            &["spiffe://lab.example/worker/fra1/n-1", HOST],
+            &["spiffe://lab.example/node//n-1", HOST],
+            &["spiffe://lab.example/node/fra1/-", HOST],
+        ] {
+            assert!(read(uris).is_err(), "{uris:?}");
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! One attempt of a join: `Enrollment.Join` over TLS that the ticket pins.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::ClientConfig;
+
+use super::super::ticket::Ticket;
+use crate::model::limits::FRAME_BYTES;
+use crate::model::{Reason, Role};
+use crate::wire::link::{EndKind, Endpoint, LinkEnd};
+use crate::wire::pb::enrollment_client::EnrollmentClient;
+use crate::wire::pb::{join_answer, join_frame};
+use crate::wire::{grpc, pb, tls, version};
+
+/// A join is over long before the first keep-alive.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
+
+/// What every attempt sends.
+pub(super) struct Call {
+    tls: Arc<ClientConfig>,
+    request: pb::JoinRequest,
+}
+
+impl Call {
+    pub(super) fn new(
+        ticket: &Ticket,
+        csr: Vec<u8>,
+        facts: BTreeMap<String, String>,
+    ) -> Result<Self, rustls::Error> {
+        let roots = tls::Roots::Pinned(ticket.gateway_ca_sha256);
+        let own = version::Range::OWN;
+        let request = pb::JoinRequest {
+            csr: csr.into(),
+            token: ticket.token.reveal().to_owned(),
+            sealed_token: Default::default(),
+            attestor: "token".into(),
+            evidence: Default::default(),
+            facts: facts.into_iter().collect(),
+            proto_min: own.min(),
+            proto_max: own.max(),
+            role: Role::Host.name().into(),
+        };
+        Ok(Self { tls: Arc::new(tls::client_config(&roots, None, Arc::new(tls::BuildTime))?), request })
+    }
+
+    pub(super) async fn attempt(&self, endpoint: &Endpoint) -> Result<pb::JoinResponse, LinkEnd> {
+        let connection = grpc::connect(endpoint, &self.tls, KEEP_ALIVE).await?;
+        let mut client = EnrollmentClient::with_origin(connection.service(), connection.origin())
+            .max_decoding_message_size(FRAME_BYTES);
+        let frame = pb::JoinFrame { frame: Some(join_frame::Frame::Request(self.request.clone())) };
+        let answer =
+            async { client.join(tokio_stream::once(frame)).await?.into_inner().message().await }.await;
+        match answer {
+            Ok(Some(pb::JoinAnswer { frame: Some(join_answer::Frame::Response(response)) })) => Ok(response),
+            Ok(Some(pb::JoinAnswer { frame: Some(join_answer::Frame::Challenge(_)) })) => Err(unusable(
+                "it asks for a proof of the machine that this bcd cannot give; use a ticket whose attestor is token",
+            )),
+            Ok(Some(pb::JoinAnswer { frame: None })) => {
+                Err(unusable("it answers with a frame that this bcd does not know; install a newer bcd"))
+            }
+            Ok(None) => {
+                Err(LinkEnd::local(EndKind::Closed, Reason::LinkLost, "it ended the call without an answer"))
+            }
+            Err(status) => Err(connection.end_of(&status).await),
+        }
+    }
+}
+
+fn unusable(detail: &str) -> LinkEnd {
+    LinkEnd { kind: EndKind::Refused, reason: None, pushback: None, detail: detail.into() }
+}

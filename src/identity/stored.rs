@@ -1,0 +1,187 @@
+//! The identity's files: identity.json, whose rename is the switch to a new identity, and join-pending.json, which
+//! lets a join that was killed go on with the same key.
+
+use rustls::pki_types::CertificateDer;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::keys;
+use crate::model::strict::{self, StrictError};
+use crate::model::{Digest, NodeId, Role};
+use crate::state_dir::{StateDir, StateError};
+
+/// The file whose rename switches identities.
+pub const IDENTITY: &str = "identity.json";
+/// Names the key of a join that has begun.
+pub const PENDING: &str = "join-pending.json";
+/// The format that this build writes, and the newest that it reads.
+const FORMAT: u32 = 1;
+/// Four certificates and a hundred roots fit many times over.
+const FILE_BYTES: u64 = 1 << 20;
+
+/// Why one of the files cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The file itself.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// Its content.
+    #[error("{0} is damaged: {1}", .path.display(), .detail)]
+    Damaged {
+        /// Which file.
+        path: std::path::PathBuf,
+        /// What is wrong.
+        detail: String,
+    },
+    /// A newer release wrote it.
+    #[error("{0} has format {1}, this bcd reads up to {FORMAT}; install the newer bcd again", .path.display(), .format)]
+    Newer {
+        /// Which file.
+        path: std::path::PathBuf,
+        /// Its format.
+        format: u32,
+    },
+}
+
+/// identity.json.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredIdentity {
+    format: u32,
+    /// The node.
+    pub node_id: NodeId,
+    /// Identity generation.
+    pub generation: u64,
+    /// host or ramdisk.
+    pub role: Role,
+    /// Where the machine stands.
+    pub site: String,
+    /// The deployment's name.
+    pub trust_domain: String,
+    /// The chain, leaf first.
+    pub chain: Vec<Der>,
+    /// The key's file in `keys/`.
+    pub key: KeyName,
+    /// How the machine proved itself.
+    pub attestor: String,
+    /// CAs that sign gateways.
+    pub gateway_roots: Vec<Der>,
+    /// Where to dial, `host:port`.
+    pub endpoints: Vec<String>,
+}
+
+/// join-pending.json.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pending {
+    format: u32,
+    /// The key's file in `keys/`.
+    pub key: KeyName,
+    /// SHA-256 of the ticket's token: with another token the join starts anew.
+    pub token_sha256: Digest,
+}
+
+/// A certificate in JSON: base64 of its DER.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Der(pub CertificateDer<'static>);
+
+impl Serialize for Der {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&data_encoding::BASE64.encode(&self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Der {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+        let bytes = data_encoding::BASE64.decode(text.as_bytes()).map_err(serde::de::Error::custom)?;
+        Ok(Self(bytes.into()))
+    }
+}
+
+/// The name of a key's file in JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyName(pub Digest);
+
+impl Serialize for KeyName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&keys::file_name(&self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for KeyName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+        let digest = text.strip_suffix(".key").and_then(Digest::from_hex);
+        digest.map(Self).ok_or_else(|| serde::de::Error::custom("not the name of a key file"))
+    }
+}
+
+/// A file of ours with its name.
+pub trait Stored: Serialize + serde::de::DeserializeOwned {
+    /// Its name in the state directory.
+    const NAME: &'static str;
+
+    /// Reads it; absent when there is none.
+    ///
+    /// # Errors
+    /// See [`FileError`].
+    fn read(state: &StateDir) -> Result<Option<Self>, FileError> {
+        #[derive(Deserialize)]
+        struct Format {
+            format: u32,
+        }
+        let Some(bytes) = state.read(Self::NAME, FILE_BYTES)? else { return Ok(None) };
+        let path = state.path().join(Self::NAME);
+        let damaged = |detail: String| FileError::Damaged { path: path.clone(), detail };
+        let Format { format } = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+        if format > FORMAT {
+            return Err(FileError::Newer { path, format });
+        }
+        strict::parse(&bytes).map(Some).map_err(|error: StrictError| damaged(error.to_string()))
+    }
+
+    /// Replaces it, durably.
+    ///
+    /// # Errors
+    /// See [`FileError`].
+    fn write(&self, state: &StateDir) -> Result<(), FileError> {
+        let mut bytes = serde_json::to_vec_pretty(self).map_err(|error| FileError::Damaged {
+            path: state.path().join(Self::NAME),
+            detail: error.to_string(),
+        })?;
+        bytes.push(b'\n');
+        Ok(state.write(Self::NAME, &bytes)?)
+    }
+}
+
+impl Stored for StoredIdentity {
+    const NAME: &'static str = IDENTITY;
+}
+
+impl Stored for Pending {
+    const NAME: &'static str = PENDING;
+}
+
+impl Pending {
+    /// A join with this key and token.
+    pub fn new(key: Digest, token_sha256: Digest) -> Self {
+        Self { format: FORMAT, key: KeyName(key), token_sha256 }
+    }
+}
+
+impl StoredIdentity {
+    /// What [`super::Accepted`] says, in the form of the file.
+    pub fn new(accepted: &super::Accepted) -> Self {
+        Self {
+            format: FORMAT,
+            node_id: accepted.leaf.node_id.clone(),
+            generation: accepted.generation,
+            role: accepted.leaf.role,
+            site: accepted.leaf.site.clone(),
+            trust_domain: accepted.leaf.trust_domain.clone(),
+            chain: accepted.chain.iter().cloned().map(Der).collect(),
+            key: KeyName(accepted.leaf.spki),
+            attestor: "token".into(),
+            gateway_roots: accepted.gateway_roots.iter().cloned().map(Der).collect(),
+            endpoints: accepted.endpoints.iter().map(ToString::to_string).collect(),
+        }
+    }
+}

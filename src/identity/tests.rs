@@ -1,0 +1,147 @@
+use super::*;
+use crate::model::ServerTime;
+use stored::{Der, KeyName, Pending};
+
+/// A state directory with an identity whose parts fit together, and what it was made from.
+struct Fixture {
+    temp: tempfile::TempDir,
+    dir: StateDir,
+    stored: StoredIdentity,
+}
+
+impl Fixture {
+    fn state(&self) -> PathBuf {
+        self.temp.path().join("state")
+    }
+
+    fn identity(&self) -> PathBuf {
+        self.state().join(stored::IDENTITY)
+    }
+
+    fn load(&self) -> Result<Identity, LoadError> {
+        Identity::load(&self.state())
+    }
+
+    /// The error of loading it once `change` has been made to the file.
+    fn refused(&self, change: impl FnOnce(&mut StoredIdentity)) -> LoadError {
+        let mut changed = self.stored.clone();
+        change(&mut changed);
+        changed.write(&self.dir).unwrap();
+        self.load().unwrap_err()
+    }
+}
+
+const URIS: [&str; 2] = ["spiffe://lab.example/node/fra1/n-1", "urn:bc:role:host"];
+
+fn joined() -> Fixture {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = StateDir::ensure(&temp.path().join("state")).unwrap();
+    let key = NodeKey::generate().unwrap();
+    key.store(&dir).unwrap();
+    let certificate = certificate::tests::certificate(&key_pair(&dir, &key.spki()), &URIS);
+    let accepted = Accepted {
+        leaf: Leaf::read(&certificate).unwrap(),
+        generation: 1,
+        chain: vec![certificate.clone()],
+        gateway_roots: vec![certificate],
+        endpoints: vec!["gw1.lab.example:443".parse().unwrap()],
+        server_time: ServerTime(1),
+    };
+    let stored = StoredIdentity::new(&accepted);
+    stored.write(&dir).unwrap();
+    Fixture { temp, dir, stored }
+}
+
+fn key_pair(dir: &StateDir, spki: &Digest) -> rcgen::KeyPair {
+    let path = dir.path().join(keys::FOLDER).join(keys::file_name(spki));
+    rcgen::KeyPair::from_pem(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+#[test]
+fn an_identity_is_loaded_with_its_key_even_when_its_certificate_is_out_of_time() {
+    let fixture = joined();
+    let identity = fixture.load().unwrap();
+    assert_eq!(identity.node_id.as_str(), "n-1");
+    assert_eq!(identity.fingerprint, fixture.stored.key.0);
+    // rcgen's default validity began in 1975: nothing here looks at a clock.
+    assert!(identity.not_before < identity.not_after);
+}
+
+#[test]
+fn a_machine_that_has_not_joined_is_told_how_to() {
+    let temp = tempfile::tempdir().unwrap();
+    let error = Identity::load(&temp.path().join("none")).unwrap_err();
+    assert_eq!(error.exit(), Exit::Configuration);
+    assert!(error.to_string().contains("bcd join --ticket FILE"), "{error}");
+}
+
+#[test]
+fn a_missing_key_names_its_file_and_the_mend() {
+    let fixture = joined();
+    let path = fixture.state().join("keys").join(keys::file_name(&fixture.stored.key.0));
+    std::fs::remove_file(&path).unwrap();
+    let text = fixture.load().unwrap_err().to_string();
+    assert!(text.contains(&path.display().to_string()) && text.contains("bcd join"), "{text}");
+}
+
+#[test]
+fn every_contradiction_with_the_certificate_is_refused_and_names_the_file() {
+    let fixture = joined();
+    let other = NodeKey::generate().unwrap();
+    other.store(&fixture.dir).unwrap();
+    let changes: [(&str, &dyn Fn(&mut StoredIdentity)); 7] = [
+        ("node id", &|stored| stored.node_id = NodeId::new("n-2").unwrap()),
+        ("role", &|stored| stored.role = Role::Ramdisk),
+        ("site", &|stored| stored.site = "ams1".into()),
+        ("trust domain", &|stored| stored.trust_domain = "evil.example".into()),
+        ("key", &|stored| stored.key = KeyName(other.spki())),
+        ("generation", &|stored| stored.generation = 0),
+        ("gateway roots", &|stored| stored.gateway_roots.clear()),
+    ];
+    for (what, change) in changes {
+        let error = fixture.refused(change);
+        assert!(matches!(error, LoadError::Contradiction { .. }), "{what}: {error}");
+        let text = error.to_string();
+        assert!(text.contains(what) && text.contains(&fixture.identity().display().to_string()), "{text}");
+    }
+    let error = fixture.refused(|stored| stored.chain = vec![Der(vec![1, 2, 3].into())]);
+    assert!(matches!(error, LoadError::Certificate { .. }), "{error}");
+}
+
+#[test]
+fn a_damaged_unknown_or_newer_file_is_refused_and_left_alone() {
+    let fixture = joined();
+    let text = std::fs::read_to_string(fixture.identity()).unwrap();
+    let cases = [
+        (text[..text.len() / 2].to_owned(), Exit::Configuration),
+        (text.replace("\"site\"", "\"place\""), Exit::Configuration),
+        (text.replace("\"format\": 1", "\"format\": 2"), Exit::ForeignState),
+    ];
+    for (content, exit) in cases {
+        fixture.dir.write(stored::IDENTITY, content.as_bytes()).unwrap();
+        let error = fixture.load().unwrap_err();
+        assert_eq!(error.exit(), exit, "{error}");
+        assert!(error.to_string().contains("identity.json"), "{error}");
+        assert_eq!(std::fs::read_to_string(fixture.identity()).unwrap(), content);
+    }
+}
+
+#[test]
+fn a_key_that_others_may_read_is_refused_with_the_mend() {
+    use std::os::unix::fs::PermissionsExt;
+    let fixture = joined();
+    let path = fixture.state().join("keys").join(keys::file_name(&fixture.stored.key.0));
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+    let error = fixture.load().unwrap_err();
+    assert_eq!(error.exit(), Exit::Permission);
+    assert!(error.to_string().contains(&format!("chmod 0600 {}", path.display())), "{error}");
+}
+
+#[test]
+fn a_pending_join_reads_back() {
+    let fixture = joined();
+    assert_eq!(Pending::read(&fixture.dir).unwrap(), None);
+    let pending = Pending::new(Digest::of(b"key"), Digest::of(b"token"));
+    pending.write(&fixture.dir).unwrap();
+    assert_eq!(Pending::read(&fixture.dir).unwrap(), Some(pending));
+}

@@ -1,0 +1,195 @@
+//! Begun records: one small file a command that may not run twice, beside the journal, made before its effect.
+//!
+//! A copy of journal.db restored alone forgets that a command ran. The record does not: it is created with O_EXCL,
+//! so that a second start of the same command meets it, and it lives as long as the command's tombstone.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use nix::libc;
+use serde::{Deserialize, Serialize};
+
+use super::durable::Durable;
+use super::record::Running;
+use crate::failpoint;
+use crate::model::{CommandId, Digest, JournalId, ServerTime};
+
+/// A record is under 1 KiB: ids of 128 bytes, a digest, a few numbers.
+const RECORD_BYTES: u64 = 4096;
+
+/// What a record says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// The command.
+    pub id: CommandId,
+    /// SHA-256 of its payload.
+    pub body_sha256: Digest,
+    /// The kind's name.
+    pub kind: String,
+    /// Which execution began.
+    pub attempt: u32,
+    /// The journal that it began under.
+    pub journal_id: JournalId,
+    /// Until when the command may be accepted; the record outlives it as the tombstone does.
+    pub not_after: ServerTime,
+    /// When it started, by the working clock.
+    pub started: Option<ServerTime>,
+}
+
+/// Proof that the record is durable, so that the effect may start.
+#[derive(Debug)]
+pub struct Begun {
+    path: PathBuf,
+}
+
+/// Why a record was not made: the effect must not start.
+#[derive(Debug, thiserror::Error)]
+pub enum BegunError {
+    /// The command began before, perhaps under a journal that is lost. It must never start again.
+    #[error("{path} exists: the command began before and must not start again")]
+    AlreadyExists {
+        /// The record.
+        path: PathBuf,
+    },
+    /// The record could not be made durable.
+    #[error("cannot {action} the begun record {path}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The record.
+        path: PathBuf,
+        /// The kernel's word.
+        source: io::Error,
+    },
+}
+
+/// The directory of the records.
+pub(super) fn dir(state: &Path) -> PathBuf {
+    state.join("begun")
+}
+
+// An id has only letters, digits and `. _ : -`, begins with a letter or digit and is at most 128 bytes: a safe
+// file name. The attempt is no part of it: what may not run twice has no second attempt under any journal.
+fn path_of(state: &Path, id: &CommandId) -> PathBuf {
+    dir(state).join(format!("{id}.json"))
+}
+
+impl Begun {
+    /// Creates the record of a command that is about to start and makes it durable. Blocks.
+    ///
+    /// # Errors
+    /// See [`BegunError`]; in any case the effect must not start.
+    pub fn create(
+        state: &Path,
+        journal_id: &JournalId,
+        running: &Durable<Running>,
+    ) -> Result<Self, BegunError> {
+        let command = running.command.command();
+        let record = Record {
+            id: command.header.id.clone(),
+            body_sha256: command.body_sha256,
+            kind: command.header.kind.clone(),
+            attempt: running.attempt,
+            journal_id: journal_id.clone(),
+            not_after: command.header.not_after,
+            started: running.started,
+        };
+        write(state, &record)
+    }
+
+    /// Where the record lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+fn write(state: &Path, record: &Record) -> Result<Begun, BegunError> {
+    let path = path_of(state, &record.id);
+    let failed = |action| {
+        let path = path.clone();
+        move |source| BegunError::Io { action, path, source }
+    };
+    let text = serde_json::to_vec(record).map_err(io::Error::other).map_err(failed("encode"))?;
+    let opened = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+        .open(&path);
+    let mut file = match opened {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            return Err(BegunError::AlreadyExists { path });
+        }
+        Err(source) => return Err(failed("create")(source)),
+    };
+    let synced = file.write_all(&text).and_then(|()| {
+        failpoint::hit(failpoint::BEGUN_CREATED);
+        file.sync_all()?;
+        sync_dir(&dir(state))
+    });
+    if let Err(source) = synced {
+        // Left in place: that it cannot be relied on does not mean that it will be gone after a crash, and a
+        // record without an effect costs one `interrupted`, an effect without a record a second run.
+        return Err(failed("sync")(source));
+    }
+    failpoint::hit(failpoint::BEGUN);
+    Ok(Begun { path })
+}
+
+pub(super) fn sync_dir(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+/// What lies in the directory.
+#[derive(Debug, Default)]
+pub(super) struct Records {
+    pub(super) whole: Vec<Record>,
+    /// Cut short by a crash before their sync (so before any effect), or damaged: they still forbid a start.
+    pub(super) unreadable: Vec<PathBuf>,
+}
+
+/// Reads every record.
+pub(super) fn read_all(state: &Path) -> io::Result<Records> {
+    let mut records = Records::default();
+    let entries = match std::fs::read_dir(dir(state)) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(records),
+        Err(error) => return Err(error),
+    };
+    for entry in entries {
+        let path = entry?.path();
+        match read(&path)? {
+            Some(record) if path_of(state, &record.id) == path => records.whole.push(record),
+            _ => records.unreadable.push(path),
+        }
+    }
+    records.whole.sort_by(|a, b| a.id.cmp(&b.id));
+    Ok(records)
+}
+
+fn read(path: &Path) -> io::Result<Option<Record>> {
+    // O_NONBLOCK: opening a FIFO that somebody put there must not wait for its other end.
+    let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
+    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        Ok(file) => file,
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    if !file.metadata()?.is_file() {
+        return Ok(None);
+    }
+    let mut text = Vec::new();
+    file.take(RECORD_BYTES).read_to_end(&mut text)?;
+    Ok(serde_json::from_slice(&text).ok())
+}
+
+/// Removes the record of a command, if there is one.
+pub(super) fn remove(state: &Path, id: &CommandId) -> io::Result<()> {
+    match std::fs::remove_file(path_of(state, id)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

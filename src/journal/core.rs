@@ -1,0 +1,259 @@
+//! The writer's core: the only connection, and the one place where a transaction begins and ends.
+//!
+//! Jobs run one after the other within one transaction, each in a savepoint of its own, and are answered after its
+//! commit: two deliveries of one id see each other, and a job that fails takes no neighbour with it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rusqlite::Connection;
+use rusqlite::config::DbConfig;
+use tokio::sync::{oneshot, watch};
+
+use super::error::{WriteError, is_failed_sync};
+use super::faults::{At, Faults};
+use super::lazy::Lazy;
+use super::lock::Lock;
+use super::rows;
+use crate::failpoint;
+use crate::model::{BootId, CommandId, Incarnation, JournalId, ServerTime};
+
+/// What the handles read without asking the writer.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) journal_id: JournalId,
+    pub(super) birth: Option<ServerTime>,
+    pub(super) last_epoch: AtomicU64,
+    /// Commits that wrote something: what group commit saves is seen here.
+    pub(super) commits: AtomicU64,
+    /// True once a sync has failed.
+    pub(super) failed: watch::Sender<bool>,
+}
+
+/// Counts that must be put back when what they count is rolled back.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Counters {
+    /// Commands whose result is owed or to come.
+    pub(super) owed: u64,
+}
+
+/// The connection and what belongs to it.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) conn: Connection,
+    pub(super) state: PathBuf,
+    pub(super) db: PathBuf,
+    pub(super) incarnation: Incarnation,
+    pub(super) boot_id: BootId,
+    pub(super) shared: Arc<Shared>,
+    pub(super) counters: Counters,
+    /// The number of the last result; a number that is rolled back leaves a gap, which harms nobody.
+    pub(super) last_seq: u64,
+    /// Commands that an older incarnation left and no delivery has taken up.
+    pub(super) left: Vec<CommandId>,
+    pub(super) faults: Faults,
+    // Last: the lock goes when the connection is closed.
+    pub(super) _lock: Lock,
+}
+
+/// A piece of work for the writer.
+pub(super) trait Job: Send {
+    /// Does it, within the batch's transaction.
+    fn run(&mut self, core: &mut Core) -> rusqlite::Result<()>;
+    /// Answers, after the commit or after the failure.
+    fn answer(self: Box<Self>, written: Result<(), WriteError>);
+}
+
+/// A job of a batch, and what became of it so far.
+type Tried = (Box<dyn Job>, Result<(), WriteError>);
+
+/// A job made of a closure and the one who waits for its value.
+pub(super) struct Call<T, F> {
+    work: Option<F>,
+    value: Option<T>,
+    reply: oneshot::Sender<Result<T, WriteError>>,
+}
+
+impl<T, F: FnOnce(&mut Core) -> rusqlite::Result<T>> Call<T, F> {
+    pub(super) fn new(work: F, reply: oneshot::Sender<Result<T, WriteError>>) -> Self {
+        Self { work: Some(work), value: None, reply }
+    }
+}
+
+impl<T: Send, F: FnOnce(&mut Core) -> rusqlite::Result<T> + Send> Job for Call<T, F> {
+    fn run(&mut self, core: &mut Core) -> rusqlite::Result<()> {
+        if let Some(work) = self.work.take() {
+            self.value = Some(work(core)?);
+        }
+        Ok(())
+    }
+
+    fn answer(self: Box<Self>, written: Result<(), WriteError>) {
+        let answer = match (written, self.value) {
+            (Ok(()), Some(value)) => Ok(value),
+            (Err(error), _) => Err(error),
+            (Ok(()), None) => Err(WriteError::writer_gone()),
+        };
+        // Who does not wait any longer has what was written all the same.
+        let _ = self.reply.send(answer);
+    }
+}
+
+impl Core {
+    fn poisoned(&self) -> bool {
+        *self.shared.failed.borrow()
+    }
+
+    /// Runs `jobs` and writes `lazy` in one transaction, and answers. Gives back what of `lazy` is still to be
+    /// written.
+    pub(super) fn run_batch(&mut self, jobs: Vec<Box<dyn Job>>, lazy: Lazy) -> Lazy {
+        if self.poisoned() {
+            jobs.into_iter().for_each(|job| job.answer(Err(WriteError::failed_sync())));
+            return Lazy::default();
+        }
+        let before = self.counters;
+        let mut jobs: Vec<Tried> = jobs.into_iter().map(|job| (job, Ok(()))).collect();
+        let left = match self.transaction(&mut jobs, &lazy) {
+            Ok(lazy_written) => {
+                if lazy_written && lazy.has_acks() {
+                    failpoint::hit(failpoint::TOMBSTONE);
+                }
+                if lazy_written { Lazy::default() } else { lazy }
+            }
+            Err(error) => {
+                self.counters = before;
+                self.roll_back();
+                let error = self.judge(&error);
+                tracing::warn!(why = %error.why, detail = error.detail, "a batch was not written");
+                for (_, written) in &mut jobs {
+                    *written = Err(error.clone());
+                }
+                lazy
+            }
+        };
+        jobs.into_iter().for_each(|(job, written)| job.answer(written));
+        left
+    }
+
+    /// Whether the lazy writes are in the transaction that was committed.
+    fn transaction(&mut self, jobs: &mut [Tried], lazy: &Lazy) -> rusqlite::Result<bool> {
+        let changes = self.conn.total_changes();
+        self.execute("BEGIN IMMEDIATE")?;
+        let lazy_written = self.in_savepoint(|core| lazy.write(core))?.is_ok();
+        for (job, written) in jobs {
+            *written = self.in_savepoint(|core| job.run(core))?;
+        }
+        self.commit()?;
+        if self.conn.total_changes() > changes {
+            self.shared.commits.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(lazy_written)
+    }
+
+    /// One job's share: written whole or not at all. The outer error means that the transaction itself is gone.
+    fn in_savepoint(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> rusqlite::Result<()>,
+    ) -> rusqlite::Result<Result<(), WriteError>> {
+        let before = self.counters;
+        self.execute("SAVEPOINT job")?;
+        match self.faults.check(At::Statement).and_then(|()| work(self)) {
+            Ok(()) => {
+                self.execute("RELEASE job")?;
+                Ok(Ok(()))
+            }
+            // SQLite ends the whole transaction itself for some errors of the disk, a full one among them. Then the
+            // neighbours are not written either, and are told so: the disk has as little room for them.
+            Err(error) if self.conn.is_autocommit() || is_failed_sync(&error) => Err(error),
+            Err(error) => {
+                self.counters = before;
+                self.execute("ROLLBACK TO job")?;
+                self.execute("RELEASE job")?;
+                let error = self.judge(&error);
+                tracing::warn!(why = %error.why, detail = error.detail, "an operation was not written");
+                Ok(Err(error))
+            }
+        }
+    }
+
+    fn commit(&mut self) -> rusqlite::Result<()> {
+        self.faults.check(At::Commit)?;
+        self.execute("COMMIT")
+    }
+
+    fn execute(&self, sql: &str) -> rusqlite::Result<()> {
+        self.conn.prepare_cached(sql)?.execute([]).map(|_| ())
+    }
+
+    fn roll_back(&self) {
+        if !self.conn.is_autocommit()
+            && let Err(error) = self.execute("ROLLBACK")
+        {
+            tracing::warn!(%error, "rolling back failed");
+        }
+    }
+
+    /// The words for those who wait; a failed sync is the last thing that this process writes.
+    fn judge(&self, error: &rusqlite::Error) -> WriteError {
+        if is_failed_sync(error) {
+            tracing::error!(%error, "a sync of the journal failed: nothing more is written by this process");
+            self.shared.failed.send_replace(true);
+        }
+        WriteError::of(error)
+    }
+
+    /// Runs `work` in a transaction of its own.
+    pub(super) fn run_one<T>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> rusqlite::Result<T>,
+    ) -> Result<T, WriteError> {
+        let before = self.counters;
+        let written = self.execute("BEGIN IMMEDIATE").and_then(|()| {
+            let value = work(self)?;
+            self.commit()?;
+            Ok(value)
+        });
+        written.map_err(|error| {
+            self.counters = before;
+            self.roll_back();
+            self.judge(&error)
+        })
+    }
+
+    /// The number of the next result.
+    pub(super) fn next_seq(&mut self) -> u64 {
+        self.last_seq += 1;
+        self.last_seq
+    }
+
+    /// Before the connection is closed: carries the log into the file, so that a clean stop leaves one file. After a
+    /// failed sync nothing is carried anywhere; the next process reads what really reached the disk.
+    pub(super) fn end(&self) {
+        let result = if self.poisoned() {
+            self.conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map(|_| ())
+        } else {
+            self.conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
+        };
+        if let Err(error) = result {
+            tracing::warn!(%error, "the last checkpoint failed; the log is read at the next start");
+        }
+    }
+
+    /// Removes tombstones, and their begun records, that signed time has passed.
+    pub(super) fn prune(&mut self, signed: ServerTime) -> rusqlite::Result<()> {
+        use crate::model::limits::TOMBSTONE_GRACE;
+        // Bounded, so that no batch waits behind a mass of them; the rest goes with the next.
+        const AT_ONCE: u32 = 256;
+        for id in rows::stale_tombstones(&self.conn, signed.minus(TOMBSTONE_GRACE), AT_ONCE)? {
+            // The record first: without its row it would be taken for a command of a lost journal.
+            match super::begun::remove(&self.state, &id) {
+                Ok(()) => rows::forget(&self.conn, &id)?,
+                Err(error) => {
+                    tracing::warn!(%id, %error, "a begun record cannot be removed; its tombstone stays")
+                }
+            }
+        }
+        Ok(())
+    }
+}

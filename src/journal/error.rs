@@ -1,0 +1,193 @@
+//! What can go wrong with the file, and the words for it.
+
+use std::io;
+use std::path::PathBuf;
+
+use rusqlite::ErrorCode;
+use rusqlite::ffi::{SQLITE_IOERR_DIR_FSYNC, SQLITE_IOERR_FSYNC};
+
+use crate::model::{Exit, NodeId, Reason};
+
+/// Why a journal cannot be opened. The file is where it was, and as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Another daemon holds it.
+    #[error("another bcd (pid {pid}) holds {path}; stop it first (systemctl stop bcd, or kill {pid})")]
+    Held {
+        /// The journal.
+        path: PathBuf,
+        /// The holder; 0 when it has not written its pid.
+        pid: u32,
+    },
+    /// Others could read or change the state.
+    #[error("{path} is open to others (mode {mode:04o}); mend it with: chmod {wanted:o} {path}")]
+    Mode {
+        /// The directory or file.
+        path: PathBuf,
+        /// What it has.
+        mode: u32,
+        /// What it must have.
+        wanted: u32,
+    },
+    /// The state belongs to another user.
+    #[error("{path} belongs to uid {owner}, this process runs as uid {me}; mend it with: chown {me} {path}")]
+    Owner {
+        /// The directory or file.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// This process.
+        me: u32,
+    },
+    /// A symbolic link, or something else that bcd did not make.
+    #[error("{path} is not a {wanted} but {found}; bcd follows no link in its state directory: remove it")]
+    Shape {
+        /// The path.
+        path: PathBuf,
+        /// `directory` or `regular file`.
+        wanted: &'static str,
+        /// What it is.
+        found: &'static str,
+    },
+    /// The journal of another node.
+    #[error(
+        "{path} is the journal of node {found}, and this is node {expected}; if this machine joined anew, move \
+         the old one aside with: mkdir {dir}/of-{found} && mv {path}* {dir}/of-{found}/", dir = dir_of(path)
+    )]
+    ForeignNode {
+        /// The journal.
+        path: PathBuf,
+        /// Whose it is.
+        found: String,
+        /// Whose it should be.
+        expected: NodeId,
+    },
+    /// Written by a newer release.
+    #[error(
+        "{path} was written by a newer bcd (schema {found}, this one knows {known}); it was left untouched: start \
+         the newer release"
+    )]
+    Newer {
+        /// The journal.
+        path: PathBuf,
+        /// Its schema.
+        found: i64,
+        /// The newest schema of this build.
+        known: i64,
+    },
+    /// A database, but none of ours.
+    #[error("{path} is a database that bcd did not write; move it away")]
+    NotAJournal {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A join may replace a rowless journal only.
+    #[error(
+        "{path} holds {rows} commands, and a join replaces only a journal without any; move it aside with: mkdir \
+         {dir}/old && mv {path}* {dir}/old/", dir = dir_of(path)
+    )]
+    NotEmpty {
+        /// The journal.
+        path: PathBuf,
+        /// Its commands and tombstones.
+        rows: u64,
+    },
+    /// A setting that durability stands on did not hold.
+    #[error("{path}: SQLite did not take the setting {name} = {wanted}, it has {found}")]
+    Setting {
+        /// The journal.
+        path: PathBuf,
+        /// The pragma.
+        name: &'static str,
+        /// What was set.
+        wanted: String,
+        /// What was read back.
+        found: String,
+    },
+    /// The file system refused.
+    #[error("cannot {action} {path}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The kernel's word.
+        source: io::Error,
+    },
+    /// SQLite refused.
+    #[error("cannot open the journal {path}")]
+    Sqlite {
+        /// The journal.
+        path: PathBuf,
+        /// SQLite's word.
+        source: rusqlite::Error,
+    },
+}
+
+fn dir_of(path: &std::path::Path) -> std::path::Display<'_> {
+    path.parent().unwrap_or(path).display()
+}
+
+impl OpenError {
+    /// How a subcommand that meets it ends.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::Held { .. } => Exit::TryLater,
+            Self::Mode { .. } | Self::Owner { .. } | Self::Shape { .. } => Exit::Permission,
+            Self::ForeignNode { .. }
+            | Self::Newer { .. }
+            | Self::NotAJournal { .. }
+            | Self::NotEmpty { .. } => Exit::ForeignState,
+            Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => Exit::Permission,
+            Self::Setting { .. } | Self::Io { .. } | Self::Sqlite { .. } => Exit::CannotWrite,
+        }
+    }
+}
+
+/// A write that did not happen: nothing was started, nothing was lost.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the journal cannot be written ({why}): {detail}")]
+pub struct WriteError {
+    /// `disk`, `read-only`, `io-error` or `stopping`.
+    pub why: Reason,
+    /// SQLite's or the kernel's words.
+    pub detail: String,
+}
+
+impl WriteError {
+    pub(super) fn of(error: &rusqlite::Error) -> Self {
+        let why = match error.sqlite_error_code() {
+            Some(ErrorCode::DiskFull) => Reason::Disk,
+            Some(ErrorCode::ReadOnly) => Reason::ReadOnly,
+            _ => Reason::IoError,
+        };
+        Self { why, detail: error.to_string() }
+    }
+
+    pub(super) fn stopping() -> Self {
+        Self { why: Reason::Stopping, detail: "the journal is closed".into() }
+    }
+
+    pub(super) fn writer_gone() -> Self {
+        Self { why: Reason::IoError, detail: "the journal's writer has ended".into() }
+    }
+
+    pub(super) fn failed_sync() -> Self {
+        Self {
+            why: Reason::IoError,
+            detail: "a sync of the journal failed; the daemon must start anew".into(),
+        }
+    }
+}
+
+/// After a failed sync the kernel may have dropped the pages and forgotten the error: a later sync that succeeds
+/// proves nothing about them.
+pub(super) fn is_failed_sync(error: &rusqlite::Error) -> bool {
+    let code = error.sqlite_error().map(|error| error.extended_code);
+    matches!(code, Some(SQLITE_IOERR_FSYNC | SQLITE_IOERR_DIR_FSYNC))
+}
+
+/// What calls for moving the file aside, and nothing else does: a good file holds results that are owed.
+pub(super) fn is_corrupt(error: &rusqlite::Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
+}

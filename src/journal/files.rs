@@ -1,0 +1,184 @@
+//! What the journal does by hand to its files: modes from creation, no link followed, nothing deleted.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use nix::libc;
+
+use super::begun::sync_dir;
+use super::error::OpenError;
+
+/// What a corrupt journal is called; the time in seconds follows.
+const ASIDE: &str = "journal.db.corrupt-";
+/// Moved-aside files kept; older ones are removed.
+const KEPT: usize = 3;
+
+fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
+    let path = path.to_owned();
+    move |source| OpenError::Io { action, path, source }
+}
+
+/// Makes the state directory where it is missing, checks that it is ours alone, and gives its canonical path.
+pub(super) fn state_dir(state: &Path) -> Result<PathBuf, OpenError> {
+    // Without a slash at the end, with which a link would be followed.
+    let state = &state.components().collect::<PathBuf>();
+    private_dir(state)?;
+    let state = state.canonicalize().map_err(io_error("resolve", state))?;
+    private_dir(&super::begun::dir(&state))?;
+    Ok(state)
+}
+
+fn private_dir(path: &Path) -> Result<(), OpenError> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        // SQLite syncs no directory above its file, so a new one could vanish with everything in it.
+        Ok(()) => match path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            Some(parent) => sync_dir(parent).map_err(io_error("sync", parent))?,
+            None => sync_dir(Path::new(".")).map_err(io_error("sync", Path::new(".")))?,
+        },
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(io_error("make the directory", path)(error)),
+    }
+    let meta = path.symlink_metadata().map_err(io_error("look at", path))?;
+    if !meta.is_dir() {
+        return Err(shape(path, "directory", &meta));
+    }
+    ours(path, &meta, 0o700)
+}
+
+fn ours(path: &Path, meta: &std::fs::Metadata, wanted: u32) -> Result<(), OpenError> {
+    let me = nix::unistd::geteuid().as_raw();
+    if meta.uid() != me {
+        return Err(OpenError::Owner { path: path.to_owned(), owner: meta.uid(), me });
+    }
+    let mode = meta.mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        return Err(OpenError::Mode { path: path.to_owned(), mode, wanted });
+    }
+    Ok(())
+}
+
+fn shape(path: &Path, wanted: &'static str, meta: &std::fs::Metadata) -> OpenError {
+    let found = match meta.file_type() {
+        kind if kind.is_symlink() => "a symbolic link",
+        kind if kind.is_dir() => "a directory",
+        kind if kind.is_file() => "a file",
+        _ => "a special file",
+    };
+    OpenError::Shape { path: path.to_owned(), wanted, found }
+}
+
+/// Whether a regular file of ours is there; anything else in its place is refused.
+fn regular(path: &Path) -> Result<bool, OpenError> {
+    match path.symlink_metadata() {
+        Ok(meta) if meta.is_file() => ours(path, &meta, 0o600).map(|()| true),
+        Ok(meta) => Err(shape(path, "regular file", &meta)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(io_error("look at", path)(error)),
+    }
+}
+
+/// The write-ahead log beside a database.
+pub(super) fn wal_of(db: &Path) -> PathBuf {
+    let mut name = db.as_os_str().to_owned();
+    name.push("-wal");
+    name.into()
+}
+
+/// Checks what is there, and makes an empty database file where there is none.
+pub(super) fn prepare(state: &Path, db: &Path, unix_s: i64) -> Result<(), OpenError> {
+    let wal = wal_of(db);
+    let wal_exists = regular(&wal)?;
+    if regular(db)? {
+        return Ok(());
+    }
+    if wal_exists {
+        // SQLite would apply it to the new file: rows of a journal that is gone, under a new journal's id.
+        let stray = state.join(format!("journal.db-wal.stray-{unix_s}"));
+        std::fs::rename(&wal, &stray).map_err(io_error("move aside", &wal))?;
+        sync_dir(state).map_err(io_error("sync", state))?;
+        tracing::warn!(kept = %stray.display(), "a write-ahead log without its journal was moved aside");
+    }
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+        .open(db)
+        .and_then(|file| file.sync_all())
+        .map_err(io_error("create", db))?;
+    sync_dir(state).map_err(io_error("sync", state))
+}
+
+/// Moves a database that SQLite cannot read aside, with its log. Nothing is deleted but the oldest of more than three.
+pub(super) fn move_aside(state: &Path, db: &Path, unix_s: i64) -> Result<PathBuf, OpenError> {
+    // Behind every one that is there, should the clock have gone back: the oldest are told by their number.
+    let kept = kept_aside(state).map_err(io_error("list", state))?;
+    let at = kept.first().map_or(unix_s, |(last, _)| unix_s.max(last + 1));
+    let aside = state.join(format!("{ASIDE}{at}"));
+    let wal = wal_of(db);
+    // The log first: a crash between the two leaves a database without its log, never a log for a new database.
+    if wal.symlink_metadata().is_ok() {
+        std::fs::rename(&wal, wal_of(&aside)).map_err(io_error("move aside", &wal))?;
+        sync_dir(state).map_err(io_error("sync", state))?;
+    }
+    std::fs::rename(db, &aside).map_err(io_error("move aside", db))?;
+    sync_dir(state).map_err(io_error("sync", state))?;
+    forget_oldest(state).map_err(io_error("tidy", state))?;
+    Ok(aside)
+}
+
+/// Removes a journal that holds nothing, its log first.
+pub(super) fn remove_rowless(state: &Path, db: &Path) -> Result<(), OpenError> {
+    let wal = wal_of(db);
+    if wal.symlink_metadata().is_ok() {
+        std::fs::remove_file(&wal).map_err(io_error("remove", &wal))?;
+    }
+    std::fs::remove_file(db).map_err(io_error("remove", db))?;
+    sync_dir(state).map_err(io_error("sync", state))
+}
+
+fn forget_oldest(state: &Path) -> io::Result<()> {
+    for (_, path) in kept_aside(state)?.into_iter().skip(KEPT) {
+        std::fs::remove_file(&path)?;
+        let wal = wal_of(&path);
+        if wal.symlink_metadata().is_ok() {
+            std::fs::remove_file(wal)?;
+        }
+    }
+    Ok(())
+}
+
+/// Databases that were moved aside, the latest first.
+fn kept_aside(state: &Path) -> io::Result<Vec<(i64, PathBuf)>> {
+    let mut kept = Vec::new();
+    for entry in std::fs::read_dir(state)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        if let Some(at) = name.and_then(|name| name.strip_prefix(ASIDE)?.parse().ok()) {
+            kept.push((at, path));
+        }
+    }
+    kept.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+    Ok(kept)
+}
+
+/// Grows the log to `bytes` with zeros, so that commits overwrite: a growing file costs a journal commit of the file
+/// system a sync. SQLite takes zeros behind its last frame for the end of the log, and writes over them.
+pub(super) fn grow_wal(db: &Path, bytes: u64) -> Result<(), OpenError> {
+    let wal = wal_of(db);
+    let grow = || -> io::Result<()> {
+        let file: File =
+            OpenOptions::new().append(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC).open(&wal)?;
+        let mut left = bytes.saturating_sub(file.metadata()?.len());
+        let zeros = [0_u8; 64 << 10];
+        while left > 0 {
+            let piece = usize::try_from(left).unwrap_or(zeros.len()).min(zeros.len());
+            io::Write::write_all(&mut &file, &zeros[..piece])?;
+            left -= piece as u64;
+        }
+        file.sync_all()
+    };
+    grow().map_err(io_error("grow", &wal))
+}

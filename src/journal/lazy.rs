@@ -1,0 +1,74 @@
+//! Writes that wait for somebody else's commit: acks (a second at most) and time marks (a minute at most).
+
+use std::time::Duration;
+
+use super::core::Core;
+use super::rows;
+use crate::model::limits::UNACKED_RESULTS;
+use crate::model::{CommandId, ServerTime};
+
+const ACKS_WAIT: Duration = Duration::from_secs(1);
+const TIME_WAITS: Duration = Duration::from_secs(60);
+
+/// What waits.
+#[derive(Debug, Default)]
+pub(super) struct Lazy {
+    acks: Vec<CommandId>,
+    mark: Option<ServerTime>,
+    signed: Option<ServerTime>,
+}
+
+impl Lazy {
+    /// Adds acks. True when the writer must look at its timer anew.
+    pub(super) fn acked(&mut self, mut ids: Vec<CommandId>) -> bool {
+        let first = self.acks.is_empty();
+        // Acks come from a peer and may name anything; one that is dropped comes again with its result.
+        let room = usize::try_from(UNACKED_RESULTS).unwrap_or(usize::MAX).saturating_sub(self.acks.len());
+        ids.truncate(room);
+        self.acks.append(&mut ids);
+        first && !self.acks.is_empty()
+    }
+
+    /// Notes the clocks. True when the writer must look at its timer anew.
+    pub(super) fn time(&mut self, mark: Option<ServerTime>, signed: Option<ServerTime>) -> bool {
+        let first = self.wait().is_none();
+        self.mark = self.mark.max(mark);
+        self.signed = self.signed.max(signed);
+        first
+    }
+
+    /// Takes back what could not be written.
+    pub(super) fn put_back(&mut self, older: Self) {
+        self.acked(older.acks);
+        self.time(older.mark, older.signed);
+    }
+
+    pub(super) fn has_acks(&self) -> bool {
+        !self.acks.is_empty()
+    }
+
+    /// How long it may wait for a commit of somebody else; absent when nothing waits.
+    pub(super) fn wait(&self) -> Option<Duration> {
+        if self.has_acks() {
+            Some(ACKS_WAIT)
+        } else {
+            (self.mark.is_some() || self.signed.is_some()).then_some(TIME_WAITS)
+        }
+    }
+
+    /// Writes it into the transaction that is open.
+    pub(super) fn write(&self, core: &mut Core) -> rusqlite::Result<()> {
+        for id in &self.acks {
+            if rows::bury(&core.conn, id)? {
+                core.counters.owed = core.counters.owed.saturating_sub(1);
+            }
+        }
+        if self.mark.is_some() || self.signed.is_some() {
+            super::ops::write_time(core, self.mark, self.signed)?;
+        }
+        if let Some(signed) = self.signed {
+            core.prune(signed)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,251 @@
+//! What the writer does: a function an operation, within the transaction of its batch.
+
+use std::sync::Arc;
+
+use rusqlite::params;
+
+use super::Admission;
+use super::core::Core;
+use super::durable::Durable;
+use super::record::{Accepted, Running, State};
+use super::rows::{self, Row};
+use crate::admission::{self, Context, Decision, JournalFacts, Known, KnownState};
+use crate::failpoint;
+use crate::model::limits::UNACKED_RESULTS;
+use crate::model::{Answer, AnswerState, Command, CommandId, Done, Outcome, Reason, ServerTime, Terminal};
+use crate::wire::dsse::Verified;
+
+/// An [`Admission`] before its commit.
+pub(super) enum Admitting {
+    Answered(Answer),
+    Ended(Done),
+    Accepted(Accepted),
+    Restarted(Running),
+}
+
+impl Admitting {
+    pub(super) fn after_sync(self) -> Admission {
+        match self {
+            Self::Answered(answer) => Admission::Answered(answer),
+            Self::Ended(done) => Admission::Ended(Durable::after_sync(done)),
+            Self::Accepted(accepted) => Admission::Accepted(Durable::after_sync(accepted)),
+            Self::Restarted(running) => Admission::Restarted(Durable::after_sync(running)),
+        }
+    }
+}
+
+/// Looks up, decides and writes.
+pub(super) fn admit(
+    core: &mut Core,
+    command: Verified<Command>,
+    context: &Context,
+) -> rusqlite::Result<Admitting> {
+    let header = command.get().header.clone();
+    let body_sha256 = command.get().body_sha256;
+    let row = rows::find(&core.conn, &header.id)?;
+    let facts = JournalFacts {
+        row: row.clone().map(|row| known(core, row)).transpose()?,
+        birth: core.shared.birth,
+        // Each command in flight will need room for its result, so it is counted from its acceptance on.
+        room: row.is_some() || core.counters.owed < UNACKED_RESULTS,
+    };
+    let answer = |state| Admitting::Answered(Answer { id: Some(header.id.clone()), body_sha256, state });
+    let fresh = |state, attempt| Row {
+        id: header.id.clone(),
+        body_sha256,
+        kind: header.kind.clone(),
+        retry_safe: false,
+        not_after: header.not_after,
+        state,
+        attempt,
+        incarnation: String::new(),
+        accepted: context.now,
+        started: None,
+        outcome: None,
+        result_seq: None,
+    };
+    Ok(match admission::decide(command, context, &facts) {
+        Decision::Refuse { reason, detail } => answer(AnswerState::Refused { reason, detail }),
+        Decision::IsAccepted => answer(AnswerState::Accepted),
+        Decision::IsRunning { attempt } => answer(AnswerState::Running { attempt }),
+        Decision::Again(done) => Admitting::Ended(done),
+        Decision::Reject(mut done) => {
+            if done.outcome.state != Terminal::Rejected {
+                done.outcome.started = row.as_ref().and_then(|row| row.started);
+            }
+            done.outcome.finished = context.now;
+            if row.is_none() {
+                core.counters.owed += 1;
+            }
+            end(core, row.unwrap_or_else(|| fresh(State::Done, 0)), &done.outcome)?;
+            failpoint::hit(failpoint::DONE_WRITTEN);
+            Admitting::Ended(done)
+        }
+        Decision::Admit { admitted, attempt } => {
+            let restarts = row.as_ref().is_some_and(|row| row.state == State::Running);
+            let mut written = fresh(if restarts { State::Running } else { State::Accepted }, attempt);
+            written.retry_safe = admitted.retry_safe();
+            let command = Arc::new(admitted);
+            if row.is_none() {
+                core.counters.owed += 1;
+            }
+            if restarts {
+                let attempt = attempt.saturating_add(1);
+                (written.attempt, written.started) = (attempt, context.now);
+                put(core, &written)?;
+                failpoint::hit(failpoint::RUN_WRITTEN);
+                Admitting::Restarted(Running { command, attempt, started: context.now })
+            } else {
+                put(core, &written)?;
+                failpoint::hit(failpoint::ACCEPT_WRITTEN);
+                Admitting::Accepted(Accepted { command, attempt })
+            }
+        }
+    })
+}
+
+fn put(core: &Core, row: &Row) -> rusqlite::Result<()> {
+    rows::put(&core.conn, row, &core.incarnation, &core.boot_id)
+}
+
+/// The row as admission sees it.
+fn known(core: &Core, row: Row) -> rusqlite::Result<Known> {
+    let body_sha256 = row.body_sha256;
+    let ours = row.incarnation == core.incarnation.as_str();
+    let attempt = row.attempt;
+    let state = match row.state {
+        State::Accepted if ours => KnownState::Accepted,
+        State::Accepted => KnownState::AcceptedBefore,
+        State::Running if !ours && row.retry_safe => KnownState::RunningBefore { attempt },
+        // Recovery leaves no other RUNNING of an older incarnation; were there one, it is not for us to start.
+        State::Running => KnownState::Running { attempt },
+        State::Done | State::Tombstone => {
+            let done = rows::done_of(&core.conn, row)?.ok_or(rusqlite::Error::QueryReturnedNoRows)?;
+            KnownState::Done(done)
+        }
+    };
+    Ok(Known { body_sha256, state })
+}
+
+/// Writes a row's end, and its result. A row that is new has been counted by the caller.
+pub(super) fn end(core: &mut Core, mut row: Row, outcome: &Outcome) -> rusqlite::Result<()> {
+    let seq = core.next_seq();
+    row.state = State::Done;
+    row.attempt = outcome.attempt;
+    row.outcome = Some(outcome.clone());
+    row.result_seq = Some(seq);
+    put(core, &row)?;
+    rows::put_output(&core.conn, &row.id, seq, &outcome.output)
+}
+
+/// Writes RUNNING.
+pub(super) fn start(
+    core: &mut Core,
+    id: &CommandId,
+    attempt: u32,
+    started: Option<ServerTime>,
+) -> rusqlite::Result<()> {
+    if !rows::set_running(&core.conn, id, attempt, started)? {
+        return Err(rusqlite::Error::QueryReturnedNoRows);
+    }
+    failpoint::hit(failpoint::RUN_WRITTEN);
+    Ok(())
+}
+
+/// Writes DONE.
+pub(super) fn finish(core: &mut Core, id: &CommandId, outcome: &Outcome) -> rusqlite::Result<()> {
+    let seq = core.next_seq();
+    if !rows::set_done(&core.conn, id, seq, outcome)? {
+        return Err(rusqlite::Error::QueryReturnedNoRows);
+    }
+    failpoint::hit(failpoint::DONE_WRITTEN);
+    Ok(())
+}
+
+/// The end of one command.
+pub(super) fn result(core: &Core, id: &CommandId) -> rusqlite::Result<Option<Done>> {
+    match rows::find(&core.conn, id)? {
+        Some(row) => rows::done_of(&core.conn, row),
+        None => Ok(None),
+    }
+}
+
+/// A page of owed results, oldest first.
+pub(super) fn unacked(
+    core: &Core,
+    after: Option<u64>,
+    max_bytes: usize,
+) -> rusqlite::Result<(Vec<Done>, Option<u64>)> {
+    // So many fit into no Hello and no frame; each costs its ids, times and message beside its output.
+    const AT_ONCE: u32 = 1024;
+    const BESIDE_OUTPUT: u64 = 512;
+    let max_bytes = u64::try_from(max_bytes).unwrap_or(u64::MAX);
+    let found = rows::results_after(&core.conn, after.unwrap_or(0), AT_ONCE + 1)?;
+    let (mut page, mut next) = (Vec::new(), None);
+    let (mut bytes, mut last) = (0_u64, None);
+    for (seq, id, output) in found {
+        bytes = bytes.saturating_add(output).saturating_add(BESIDE_OUTPUT);
+        if !page.is_empty() && (bytes > max_bytes || page.len() >= AT_ONCE as usize) {
+            next = last;
+            break;
+        }
+        if let Some(done) = result(core, &id)? {
+            page.push(done);
+        }
+        last = Some(seq);
+    }
+    Ok((page, next))
+}
+
+/// Writes the clocks; neither goes back.
+pub(super) fn write_time(
+    core: &Core,
+    mark: Option<ServerTime>,
+    signed: Option<ServerTime>,
+) -> rusqlite::Result<()> {
+    let sql = "UPDATE journal SET mark_ms = max(coalesce(mark_ms, ?1), coalesce(?1, mark_ms)),
+        signed_ms = max(coalesce(signed_ms, ?2), coalesce(?2, signed_ms))";
+    core.conn
+        .prepare_cached(sql)?
+        .execute(params![mark.map(|time| time.0), signed.map(|time| time.0)])
+        .map(|_| ())
+}
+
+/// Writes what a Welcome brought.
+pub(super) fn welcomed(core: &mut Core, epoch: u64, mark: ServerTime) -> rusqlite::Result<()> {
+    write_time(core, Some(mark), None)?;
+    core.conn.prepare_cached("UPDATE journal SET last_epoch = ?")?.execute([rows::signed(epoch)])?;
+    Ok(())
+}
+
+/// Ends what an older incarnation left, no delivery took up, and signed time has passed.
+pub(super) fn expire_left(core: &mut Core, signed: ServerTime) -> rusqlite::Result<Vec<Done>> {
+    let mut ended = Vec::new();
+    let mut still_left = Vec::new();
+    for id in core.left.clone() {
+        let Some(row) = rows::find(&core.conn, &id)? else { continue };
+        let unfinished = matches!(row.state, State::Accepted | State::Running);
+        if !unfinished || row.incarnation == core.incarnation.as_str() {
+            continue;
+        }
+        if signed < row.not_after {
+            still_left.push(id);
+            continue;
+        }
+        let outcome = match row.state {
+            State::Accepted => expired(row.not_after),
+            _ => Outcome::interrupted(row.attempt, row.started),
+        };
+        let outcome = Outcome { finished: Some(signed), ..outcome };
+        ended.push(Done { id, body_sha256: row.body_sha256, outcome: outcome.clone() });
+        end(core, row, &outcome)?;
+    }
+    // Ids that a failed commit brings back are found by the next start; until then they only wait longer.
+    core.left = still_left.into_iter().chain(ended.iter().map(|done| done.id.clone())).collect();
+    Ok(ended)
+}
+
+/// The end of a command that was accepted and never begun.
+pub(super) fn expired(not_after: ServerTime) -> Outcome {
+    Outcome::not_run(Terminal::Rejected, Reason::Expired, format!("not_after was {not_after}"))
+}

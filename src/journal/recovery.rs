@@ -1,0 +1,117 @@
+//! What becomes of a command that an older incarnation left: one exhaustive match. Pure.
+
+use super::record::State;
+
+/// A command as a new process finds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found {
+    /// Its row's state; absent when only a begun record tells of it.
+    pub row: Option<State>,
+    /// Whether this very command may run twice.
+    pub retry_safe: bool,
+    /// A begun record of it exists.
+    pub begun: bool,
+    /// Executions so far.
+    pub executions: u32,
+    /// Signed time has passed not_after.
+    pub expired: bool,
+}
+
+/// What it becomes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Becomes {
+    /// A result or tombstone: nothing to settle.
+    Stays,
+    /// Stays ACCEPTED, without a credit, until a redelivery.
+    WaitsAccepted,
+    /// RUNNING, without a credit, until a redelivery runs it again.
+    WaitsRunning,
+    /// DONE, REJECTED `expired`: nothing had begun.
+    Expired,
+    /// DONE, FAILED `interrupted`: nobody knows how far it came.
+    Interrupted,
+}
+
+/// Decides.
+pub fn becomes(found: Found) -> Becomes {
+    let begun = found.begun || found.executions > 0;
+    match (found.row, begun, found.retry_safe, found.expired) {
+        (Some(State::Done | State::Tombstone), _, _, _) => Becomes::Stays,
+        (Some(State::Accepted), false, _, false) => Becomes::WaitsAccepted,
+        (Some(State::Accepted), false, _, true) => Becomes::Expired,
+        (Some(State::Running), _, true, false) | (Some(State::Accepted), true, true, false) => {
+            Becomes::WaitsRunning
+        }
+        (Some(State::Running), _, true, true) | (Some(State::Accepted), true, true, true) => {
+            Becomes::Interrupted
+        }
+        (Some(State::Running), _, false, _) | (Some(State::Accepted), true, false, _) => Becomes::Interrupted,
+        // Only what may not run twice has a record, and what a record tells of may have had its effect.
+        (None, _, _, _) => Becomes::Interrupted,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ACCEPTED: Found =
+        Found { row: Some(State::Accepted), retry_safe: false, begun: false, executions: 0, expired: false };
+    const RUNNING: Found = Found { row: Some(State::Running), executions: 1, ..ACCEPTED };
+
+    #[test]
+    fn accepted_and_never_begun_waits_for_a_redelivery_whatever_the_kind() {
+        assert_eq!(becomes(ACCEPTED), Becomes::WaitsAccepted);
+        assert_eq!(becomes(Found { retry_safe: true, ..ACCEPTED }), Becomes::WaitsAccepted);
+    }
+
+    #[test]
+    fn accepted_and_never_begun_is_expired_once_signed_time_has_passed_not_after() {
+        assert_eq!(becomes(Found { expired: true, ..ACCEPTED }), Becomes::Expired);
+        assert_eq!(becomes(Found { expired: true, retry_safe: true, ..ACCEPTED }), Becomes::Expired);
+    }
+
+    #[test]
+    fn accepted_with_a_begun_record_is_settled_as_running() {
+        assert_eq!(becomes(Found { begun: true, ..ACCEPTED }), Becomes::Interrupted);
+        assert_eq!(becomes(Found { begun: true, expired: true, ..ACCEPTED }), Becomes::Interrupted);
+        assert_eq!(becomes(Found { begun: true, retry_safe: true, ..ACCEPTED }), Becomes::WaitsRunning);
+    }
+
+    #[test]
+    fn accepted_after_an_execution_is_settled_as_running() {
+        assert_eq!(becomes(Found { executions: 1, ..ACCEPTED }), Becomes::Interrupted);
+        assert_eq!(becomes(Found { executions: 1, retry_safe: true, ..ACCEPTED }), Becomes::WaitsRunning);
+    }
+
+    #[test]
+    fn running_that_may_not_run_twice_is_interrupted() {
+        for begun in [false, true] {
+            for expired in [false, true] {
+                assert_eq!(becomes(Found { begun, expired, ..RUNNING }), Becomes::Interrupted);
+            }
+        }
+    }
+
+    #[test]
+    fn running_that_may_run_twice_waits_until_signed_time_passes_not_after() {
+        let retry_safe = Found { retry_safe: true, ..RUNNING };
+        assert_eq!(becomes(retry_safe), Becomes::WaitsRunning);
+        assert_eq!(becomes(Found { expired: true, ..retry_safe }), Becomes::Interrupted);
+    }
+
+    #[test]
+    fn a_begun_record_without_a_row_is_interrupted() {
+        assert_eq!(becomes(Found { row: None, begun: true, ..RUNNING }), Becomes::Interrupted);
+    }
+
+    #[test]
+    fn a_result_and_a_tombstone_stay_as_they_are() {
+        for row in [State::Done, State::Tombstone] {
+            for expired in [false, true] {
+                let found = Found { row: Some(row), begun: true, expired, ..RUNNING };
+                assert_eq!(becomes(found), Becomes::Stays);
+            }
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! The composition root of `bcd node`, and of every agent of `bcd sim`.
+//!
+//! [`Node::build`] blocks: identity, journal lock, programs of a dead daemon ended, recovery. [`Node::run`] is one
+//! future that owns every task: session ⇄ executor, the status socket, the watch over the journal. Dropping that
+//! future is a crash: nothing is said, nothing is flushed, and the journal's lock is free once its last handle is
+//! gone. There is nothing global here, no signal handler and no exit of the process, so that many nodes live in one.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
+use rustls::pki_types::UnixTime;
+use tokio::sync::{mpsc, watch};
+
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::exec::{self, Executor, Lanes, ProbeFacts};
+use crate::identity::{Identity, LoadError};
+use crate::journal::{self, Journal, Locked, OpenError, Recovered, WriteError};
+use crate::model::{BootId, Exit, Incarnation, JournalId, NodeId};
+use crate::session::{self, HelloFacts, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox};
+use crate::status::report::{self, Certificate, Report};
+use crate::status::socket::{Question, Socket};
+use crate::wire::dsse::{Audience, Policy};
+use crate::wire::grpc::GrpcDialer;
+use crate::wire::link::{Dialer, Endpoint};
+use crate::wire::tls::{self, BUILD_TIME, JudgeTime, Roots};
+
+/// The journal's log on a host: above SQLite's checkpoint at 1,000 pages of 4 KiB, so that commits overwrite it and
+/// never make it grow.
+pub const WAL_BYTES: u64 = 4 << 20;
+/// A clean stop is over within 10 s: this much for Goodbye and steps under way, the rest for the journal.
+const STOP: Duration = Duration::from_secs(7);
+const CLOSE: Duration = Duration::from_secs(2);
+
+/// What a node is built from.
+#[derive(Clone)]
+pub struct Options {
+    /// The state directory.
+    pub state: PathBuf,
+    /// Where to dial; empty: where the join said.
+    pub endpoints: Vec<Endpoint>,
+    /// Which commands need a signature.
+    pub policy: Policy,
+    /// `[kinds] deny` of bcd.toml.
+    pub denied: Arc<BTreeSet<String>>,
+    /// Directory of the status socket; absent: there is none.
+    pub run_dir: Option<PathBuf>,
+    /// Boot time and wall time.
+    pub clock: Arc<dyn Clock>,
+    /// Everything random but keys comes from it.
+    pub rng: StdRng,
+    /// This boot.
+    pub boot_id: BootId,
+    /// Size to which the journal's log is grown at open, bytes.
+    pub wal_bytes: u64,
+    /// How the journal's writer runs.
+    pub journal: journal::Mode,
+    /// Instead of gRPC with the node's identity.
+    pub dialer: Option<Arc<dyn Dialer>>,
+}
+
+impl Options {
+    /// A daemon on this machine, as configured.
+    pub fn new(config: &Config, clock: Arc<dyn Clock>, rng: StdRng, boot_id: BootId) -> Self {
+        Self {
+            state: config.state.clone(),
+            endpoints: config.endpoints.clone(),
+            policy: config.signatures,
+            denied: Arc::clone(&config.denied),
+            run_dir: Some(config.run.clone()),
+            clock,
+            rng,
+            boot_id,
+            wal_bytes: WAL_BYTES,
+            journal: journal::Mode::Thread,
+            dialer: None,
+        }
+    }
+}
+
+/// Why a node cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// Its identity cannot be loaded.
+    #[error(transparent)]
+    Identity(#[from] LoadError),
+    /// Its journal cannot be opened.
+    #[error(transparent)]
+    Journal(#[from] OpenError),
+    /// What a dead daemon left cannot be settled.
+    #[error("the commands that an earlier daemon left cannot be settled")]
+    Recovery(#[from] WriteError),
+    /// TLS cannot be set up with the identity.
+    #[error("the identity cannot be used for TLS; join again")]
+    Tls(#[from] rustls::Error),
+}
+
+impl BuildError {
+    /// The exit code that it stands for.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::Identity(error) => error.exit(),
+            Self::Journal(error) => error.exit(),
+            Self::Recovery(_) => Exit::CannotWrite,
+            Self::Tls(_) => Exit::Configuration,
+        }
+    }
+}
+
+/// A node that has recovered and not dialed yet.
+pub struct Node {
+    options: Options,
+    identity: Identity,
+    incarnation: Incarnation,
+    journal: Journal,
+    working: WorkingClock,
+    dialer: Arc<dyn Dialer>,
+}
+
+impl Node {
+    /// Loads the identity, takes the journal and settles what an earlier daemon left. Blocks.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn build(mut options: Options) -> Result<Self, BuildError> {
+        let identity = Identity::load(&options.state)?;
+        let incarnation = Incarnation::random(&mut options.rng);
+        let locked = Locked::open(
+            journal::Options {
+                state: options.state.clone(),
+                node_id: identity.node_id.clone(),
+                incarnation: incarnation.clone(),
+                boot_id: options.boot_id.clone(),
+                wal_bytes: options.wal_bytes,
+                mode: options.journal,
+            },
+            JournalId::random(&mut options.rng),
+        )?;
+        let facts = locked.facts();
+        // Before recovery calls their commands interrupted: nothing may run on behind such a word.
+        let ended = exec::leftovers::end(&facts.journal_id);
+        let working = WorkingClock::new(Arc::clone(&options.clock), facts.mark, facts.signed);
+        let (journal, recovered) = locked.recover(working.signed())?;
+        log_start(&identity, &recovered, ended);
+        let dialer = match options.dialer.take() {
+            Some(dialer) => dialer,
+            None => grpc_dialer(&identity, &working)?,
+        };
+        Ok(Self { options, identity, incarnation, journal, working, dialer })
+    }
+
+    /// Whose node it is.
+    pub fn node_id(&self) -> &NodeId {
+        &self.identity.node_id
+    }
+
+    /// Runs until `stop` says true or its sender is gone, or until the journal can no longer be trusted.
+    pub async fn run(self, stop: watch::Receiver<bool>) -> Exit {
+        let journal = self.journal.clone();
+        let socket = self.bind_status_socket();
+        let lanes = Lanes::default();
+        let (say, status) = watch::channel(SessionStatus::new(self.options.clock.boot()));
+        let reporter = self.reporter(lanes.clone(), status);
+        let work = self.start(lanes, say, stop.clone());
+        let exit = tokio::select! {
+            biased;
+            () = journal.failed() => {
+                tracing::error!("a sync of the journal failed; the daemon ends, so that a new one reads what the disk holds");
+                return Exit::CannotWrite;
+            }
+            () = work => Exit::Done,
+            () = overdue(stop) => {
+                tracing::warn!("the stop took too long; what is unfinished is settled at the next start");
+                Exit::Done
+            }
+            () = answer(socket, &reporter) => Exit::Failed,
+        };
+        drop(reporter);
+        if tokio::time::timeout(CLOSE, journal.close()).await.is_err() {
+            tracing::warn!("the journal could not be closed in time; the next start reads it all the same");
+        }
+        exit
+    }
+
+    fn bind_status_socket(&self) -> Option<Socket> {
+        let run = self.options.run_dir.as_ref()?;
+        Socket::bind(run)
+            .inspect_err(|error| {
+                let error: &dyn std::error::Error = error;
+                tracing::error!(error, "there is no status socket; bcd status cannot ask this daemon");
+            })
+            .ok()
+    }
+
+    fn reporter(&self, lanes: Lanes, session: watch::Receiver<SessionStatus>) -> Reporter {
+        Reporter {
+            node: report::Node {
+                id: self.identity.node_id.clone(),
+                role: self.identity.role,
+                site: self.identity.site.clone(),
+                trust_domain: self.identity.trust_domain.clone(),
+                generation: self.identity.generation,
+                fingerprint: self.identity.fingerprint,
+            },
+            not_after: self.identity.not_after,
+            incarnation: self.incarnation.clone(),
+            journal: self.journal.clone(),
+            working: self.working.clone(),
+            lanes,
+            session,
+        }
+    }
+
+    /// Session and executor, wired to each other. The session ends first; with it the deliveries end, and so the
+    /// executor.
+    fn start(
+        mut self,
+        lanes: Lanes,
+        status: watch::Sender<SessionStatus>,
+        stop: watch::Receiver<bool>,
+    ) -> impl Future<Output = ()> {
+        let (deliver, deliveries) = mpsc::channel(session::DELIVERIES);
+        let (answers, outbox) = outbox();
+        let daemon_version = env!("CARGO_PKG_VERSION").to_owned();
+        let executor = Executor::new(exec::Parts {
+            journal: self.journal.clone(),
+            working: self.working.clone(),
+            lanes: lanes.clone(),
+            outbox: answers,
+            audience: Audience {
+                trust_domain: self.identity.trust_domain.clone(),
+                node_id: self.identity.node_id.clone(),
+            },
+            policy: self.options.policy,
+            role: self.identity.role,
+            denied: self.options.denied,
+            facts: ProbeFacts {
+                node_id: self.identity.node_id.clone(),
+                site: self.identity.site,
+                role: self.identity.role,
+                daemon_version: daemon_version.clone(),
+                boot_id: self.options.boot_id.clone(),
+            },
+            state: self.options.state,
+        });
+        let own = self.options.endpoints;
+        let session = Session::new(SessionParts {
+            dialer: self.dialer,
+            endpoints: if own.is_empty() { self.identity.endpoints } else { own },
+            hello: HelloFacts {
+                node_id: self.identity.node_id,
+                role: self.identity.role,
+                boot_id: self.options.boot_id,
+                incarnation: self.incarnation,
+                daemon_version,
+                cert_not_after: self.identity.not_after,
+            },
+            journal: self.journal,
+            working: self.working,
+            lanes,
+            deliveries: deliver,
+            outbox,
+            status,
+            rng: StdRng::from_rng(&mut self.options.rng),
+        });
+        async move {
+            tokio::join!(session.run(stop.clone()), executor.run(deliveries, stop));
+        }
+    }
+}
+
+fn log_start(identity: &Identity, recovered: &Recovered, ended: usize) {
+    let Identity { node_id, not_after, .. } = identity;
+    tracing::info!(
+        %node_id,
+        certificate_until = %not_after,
+        waiting = recovered.waiting.len(),
+        unacked = recovered.unacked,
+        "the node has recovered"
+    );
+    if ended > 0 {
+        tracing::warn!(ended, "programs that an earlier daemon had started were ended");
+    }
+    for id in &recovered.interrupted {
+        tracing::warn!(%id, "the command was running when an earlier daemon ended: interrupted");
+    }
+}
+
+fn grpc_dialer(identity: &Identity, working: &WorkingClock) -> Result<Arc<dyn Dialer>, rustls::Error> {
+    let roots = Roots::Certificates(identity.gateway_roots.clone());
+    let time = Arc::new(ServerClock(working.clone()));
+    let tls = tls::client_config(&roots, Some(Arc::clone(&identity.key)), time)?;
+    Ok(Arc::new(GrpcDialer::new(Arc::new(tls))))
+}
+
+/// Certificates of gateways are judged by the working clock.
+#[derive(Debug)]
+struct ServerClock(WorkingClock);
+
+impl JudgeTime for ServerClock {
+    fn now(&self) -> (UnixTime, bool) {
+        let known = self.0.now();
+        let heard = self.0.heard();
+        let time = if heard { known } else { known.max(Some(BUILD_TIME)) };
+        (tls::unix_time(time.unwrap_or(BUILD_TIME)), heard)
+    }
+}
+
+/// Resolves when the time for a clean stop is over.
+async fn overdue(mut stop: watch::Receiver<bool>) {
+    // A sender that is gone asks for the same.
+    let _ = stop.wait_for(|stop| *stop).await;
+    tokio::time::sleep(STOP).await;
+}
+
+async fn answer(socket: Option<Socket>, reporter: &Reporter) {
+    match socket {
+        Some(socket) => socket.serve(async |question| reporter.answer(question).await).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What the status socket is answered from.
+struct Reporter {
+    node: report::Node,
+    not_after: crate::model::ServerTime,
+    incarnation: Incarnation,
+    journal: Journal,
+    working: WorkingClock,
+    lanes: Lanes,
+    session: watch::Receiver<SessionStatus>,
+}
+
+impl Reporter {
+    async fn answer(&self, question: Question) -> Vec<u8> {
+        let document = match question {
+            Question::Status => serde_json::to_vec(&self.report().await),
+            Question::Journal => match self.journal.snapshot().await {
+                Ok(snapshot) => serde_json::to_vec(&snapshot),
+                Err(error) => serde_json::to_vec(&serde_json::json!({ "error": error.to_string() })),
+            },
+        };
+        // An empty answer is "did not answer" to whoever asked.
+        document.unwrap_or_default()
+    }
+
+    async fn report(&self) -> Report {
+        let journal = self.journal.snapshot().await.map(|snapshot| report::Journal::of(&snapshot));
+        let server_time = self.working.now();
+        let certificate = Certificate::at(self.not_after, server_time);
+        Report {
+            schema: report::SCHEMA,
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            incarnation: self.incarnation.clone(),
+            boot_ms: u64::try_from(self.working.clock().boot().as_millis()).unwrap_or(u64::MAX),
+            server_time,
+            node: self.node.clone(),
+            session: self.session.borrow().clone(),
+            lanes: self.lanes.free(),
+            running: self.lanes.running_ids(),
+            conditions: report::conditions(&journal, certificate),
+            journal: journal.ok(),
+            certificate,
+        }
+    }
+}

@@ -1,0 +1,444 @@
+//! The one loop that performs what [`super::machine`] says. It decides nothing about the session; what it does by
+//! itself is to keep to the room of the link's queue.
+//!
+//! Order promised: Hello goes with the call; the Welcome is durable before the first heartbeat tells of it; results
+//! leave as `Durable<Done>` only. Never waits for the wire, the journal or the executor: each of those is a future
+//! of the same select.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use super::backoff::Reaction;
+use super::hello::hello;
+use super::machine::{Beat, Input, Intent, Machine, Now, Output, State};
+use super::outbox::{Outgoing, result_frame};
+use super::resend::Resend;
+use super::status::SessionStatus;
+use super::{SessionParts, load};
+use crate::failpoint;
+use crate::journal::{Unacked, WriteError};
+use crate::model::limits::HELLO_RESULTS_BYTES;
+use crate::model::{Answer, AnswerState, Command, Digest, Reason};
+use crate::wire::frames::{Delivery, Inbound, Welcome, command_update};
+use crate::wire::link::{Endpoint, Link, LinkEnd};
+use crate::wire::pb;
+use crate::wire::pb::node_frame::Frame;
+
+/// Places of the link's queue kept for a heartbeat and a Goodbye.
+const RESERVED: usize = 2;
+/// A Goodbye gets this long to leave; a clean stop has 10 s in all.
+const GOODBYE_FLUSH: Duration = Duration::from_secs(2);
+/// Results of one page read after Welcome, bytes of output.
+const PAGE_BYTES: usize = HELLO_RESULTS_BYTES;
+/// A journal that cannot be read is read again this often.
+const READ_RETRY: Duration = Duration::from_secs(1);
+
+type Pending<T> = Option<BoxFuture<'static, T>>;
+type Opened = Result<(Box<dyn Link>, Resend), LinkEnd>;
+
+pub(super) struct Driver {
+    parts: SessionParts,
+    machine: Machine,
+    started: Instant,
+    link: Option<Box<dyn Link>>,
+    resend: Resend,
+    /// A heartbeat that found no room; a newer one replaces it.
+    heartbeat: Option<Beat>,
+    /// The epoch of a refused Welcome, recorded before the next Hello is built.
+    refused_epoch: Option<u64>,
+    outbox_ended: bool,
+    opening: Pending<Opened>,
+    applying: Pending<()>,
+    reading: Pending<Unacked>,
+    /// Armed while the link's queue is full.
+    flushed: Pending<()>,
+    closing: Pending<()>,
+}
+
+enum Event {
+    Stop,
+    Opened(Opened),
+    Applied,
+    Read(Unacked),
+    Frame(Result<pb::GatewayFrame, LinkEnd>),
+    Due,
+    Room,
+    Outgoing(Option<Outgoing>),
+}
+
+/// Waits for a future that may not be there; takes it away when it is done.
+async fn done<T>(pending: &mut Pending<T>) -> T {
+    let Some(future) = pending else { return std::future::pending().await };
+    let value = future.await;
+    *pending = None;
+    value
+}
+
+impl Driver {
+    pub(super) fn new(parts: SessionParts) -> Self {
+        let (endpoints, not_after) = (parts.endpoints.clone(), parts.hello.cert_not_after);
+        Self {
+            machine: Machine::new(endpoints, not_after, parts.rng.clone(), Duration::ZERO),
+            parts,
+            started: Instant::now(),
+            link: None,
+            resend: Resend::default(),
+            heartbeat: None,
+            refused_epoch: None,
+            outbox_ended: false,
+            opening: None,
+            applying: None,
+            reading: None,
+            flushed: None,
+            closing: None,
+        }
+    }
+
+    pub(super) async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        self.publish();
+        while !matches!(self.machine.state(), State::Stopped) {
+            let event = self.next(&mut stop).await;
+            self.take(event);
+            self.pump();
+        }
+        done_if_any(&mut self.closing).await;
+    }
+
+    fn live(&self) -> bool {
+        matches!(self.machine.state(), State::Live(_))
+    }
+
+    fn room(&self) -> usize {
+        self.link.as_ref().map_or(0, |link| link.room().saturating_sub(RESERVED))
+    }
+
+    /// Frames before the clock: what has already come must count before silence is found. Neither starves the
+    /// heartbeats, since the machine performs what is due with every input.
+    async fn next(&mut self, stop: &mut watch::Receiver<bool>) -> Event {
+        let due = self.machine.due().map(|due| self.started + due);
+        let frames = matches!(self.machine.state(), State::AwaitingWelcome { .. } | State::Live(_));
+        let outgoing = self.live() && !self.outbox_ended && self.room() > 0 && self.resend.caught_up();
+        let link = &mut self.link;
+        let receive = async {
+            match link {
+                Some(link) if frames => link.receive().await,
+                _ => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => Event::Stop,
+            opened = done(&mut self.opening) => Event::Opened(opened),
+            () = done(&mut self.applying) => Event::Applied,
+            page = done(&mut self.reading) => Event::Read(page),
+            frame = receive => Event::Frame(frame),
+            () = sleep_until(due) => Event::Due,
+            () = done(&mut self.flushed) => Event::Room,
+            outgoing = self.parts.outbox.next(), if outgoing => Event::Outgoing(outgoing),
+        }
+    }
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Stop => self.input(Input::Stop),
+            Event::Opened(Ok((link, resend))) => {
+                self.link = Some(link);
+                self.resend = resend;
+                self.resend.suspect(self.parts.outbox.len());
+                self.input(Input::Opened);
+            }
+            Event::Opened(Err(end)) | Event::Frame(Err(end)) => self.input(Input::Ended(end)),
+            Event::Applied => self.input(Input::Applied),
+            Event::Read(page) => self.resend.read(page, self.parts.outbox.len()),
+            Event::Frame(Ok(frame)) => self.input(match Inbound::try_from(frame) {
+                Ok(frame) => Input::Frame(frame),
+                Err(error) => Input::BadFrame(error),
+            }),
+            Event::Due => self.input(Input::Due),
+            Event::Room => {}
+            Event::Outgoing(None) => self.outbox_ended = true,
+            Event::Outgoing(Some(outgoing)) => self.say(outgoing),
+        }
+    }
+
+    fn input(&mut self, input: Input) {
+        let now = Now { mono: self.started.elapsed(), working: self.parts.working.now() };
+        let outputs = self.machine.handle(now, input);
+        // Traffic changes nothing that the status shows; everything else may, an input without outputs too.
+        let traffic = |output: &Output| matches!(output, Output::Deliver(_) | Output::Acked(_));
+        let changed = outputs.is_empty() || !outputs.iter().all(traffic);
+        for output in outputs {
+            self.perform(output);
+        }
+        if changed {
+            self.publish();
+        }
+    }
+
+    fn publish(&self) {
+        let (mono, boot) = (self.started.elapsed(), self.parts.working.clock().boot());
+        self.parts.status.send_replace(SessionStatus::of(&self.machine, mono, boot));
+    }
+
+    fn perform(&mut self, output: Output) {
+        match output {
+            Output::Dial { endpoint, attempt, keep_alive } => self.open(endpoint, attempt, keep_alive),
+            Output::RecordEpoch(epoch) => self.refused_epoch = Some(epoch),
+            Output::Apply(welcome) => self.apply(&welcome),
+            Output::Resume => self.log_live(),
+            Output::Heartbeat(beat) => {
+                self.heartbeat = Some(beat);
+                if let Some(now) = self.parts.working.now() {
+                    self.parts.journal.note_time(now, self.parts.working.signed());
+                }
+            }
+            Output::Deliver(delivery) => self.deliver(delivery),
+            Output::Acked(ids) => {
+                failpoint::hit(failpoint::ACK_RECEIVED);
+                self.resend.acked(&ids);
+                self.parts.journal.acked(ids);
+            }
+            Output::Close(intent, reason) => self.close(intent, reason),
+            Output::Abandon => {
+                self.forget_session();
+                self.link = None;
+            }
+            Output::FrameIgnored(name) => {
+                tracing::info!(
+                    frame = name,
+                    "the gateway sends a frame that this build does not know; ignored"
+                );
+            }
+            Output::Ended(end, reaction) => log_end(&end, reaction),
+        }
+    }
+
+    /// What only had a meaning within the session or the attempt.
+    fn forget_session(&mut self) {
+        self.opening = None;
+        self.applying = None;
+        self.reading = None;
+        self.flushed = None;
+        self.heartbeat = None;
+        self.resend = Resend::default();
+    }
+
+    fn open(&mut self, endpoint: Endpoint, attempt: u32, keep_alive: Duration) {
+        // Before the journal is read: what is queued until now stands in it, and is said by Hello.
+        self.parts.outbox.drain();
+        tracing::debug!(%endpoint, attempt, "dialing");
+        let (dialer, journal) = (Arc::clone(&self.parts.dialer), self.parts.journal.clone());
+        let (facts, lanes) = (self.parts.hello.clone(), self.parts.lanes.clone());
+        let refused = self.refused_epoch.take().zip(self.parts.working.now());
+        let open = async move {
+            if let Some((epoch, mark)) = refused
+                && let Err(error) = journal.welcomed(epoch, mark).await
+            {
+                tracing::warn!(%error, epoch, "the epoch of a refused Welcome is not recorded");
+            }
+            let (results, resend) = match journal.unacked(None, HELLO_RESULTS_BYTES).await {
+                Ok(page) => {
+                    let resend = Resend::after_hello(&page.results, page.next);
+                    (page.results, resend)
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "Hello goes without results");
+                    let mut resend = Resend::default();
+                    resend.missed();
+                    (Vec::new(), resend)
+                }
+            };
+            let first = hello(&facts, &journal, &lanes.running_ids(), &results, attempt);
+            let link = dialer.open(&endpoint, first, keep_alive).await?;
+            Ok((link, resend))
+        };
+        self.opening = Some(open.boxed());
+    }
+
+    /// Opening, steps 2 and 3, in their order. The session goes on when the journal cannot be written.
+    fn apply(&mut self, welcome: &Welcome) {
+        let (journal, working) = (self.parts.journal.clone(), self.parts.working.clone());
+        let lanes = self.parts.lanes.clone();
+        let (epoch, time) = (welcome.epoch, welcome.server_time);
+        let (credits, upgrade_only) = (welcome.lane_credits.clone(), welcome.upgrade_required);
+        let apply = async move {
+            let mark = working.now().map_or(time, |now| now.max(time));
+            if let Err(error) = journal.welcomed(epoch, mark).await {
+                tracing::warn!(%error, epoch, "the Welcome is in force but not recorded");
+            }
+            working.welcome(time);
+            lanes.set_terms(&credits, upgrade_only);
+        };
+        self.applying = Some(apply.boxed());
+    }
+
+    fn log_live(&self) {
+        if let State::Live(live) = self.machine.state() {
+            let terms = &live.terms;
+            tracing::info!(
+                endpoint = %terms.endpoint, gateway = terms.gateway_id, epoch = terms.epoch, proto = terms.proto,
+                "session is live"
+            );
+        }
+    }
+
+    fn close(&mut self, intent: Intent, reason: Reason) {
+        self.forget_session();
+        let Some(mut link) = self.link.take() else { return };
+        let goodbye = pb::Goodbye { intent: intent.token().into(), reason: reason.token().into() };
+        // A queue without room for it has no wire that would carry it.
+        let _ = link.send(frame(Frame::Goodbye(goodbye)));
+        let closing = link.close(GOODBYE_FLUSH);
+        match intent {
+            Intent::Stopping => self.closing = Some(closing),
+            Intent::Closing => drop(tokio::spawn(closing)),
+        }
+    }
+
+    fn deliver(&mut self, delivery: Delivery) {
+        if !matches!(delivery, Delivery::Cancel { .. }) {
+            failpoint::hit(failpoint::RECEIVED);
+        }
+        let (delivery, why) = match self.parts.deliveries.try_send(delivery) {
+            Ok(()) => return,
+            Err(mpsc::error::TrySendError::Full(delivery)) => (delivery, Reason::Credits),
+            Err(mpsc::error::TrySendError::Closed(delivery)) => (delivery, Reason::Stopping),
+        };
+        // Only a gateway that sends beyond the credits fills the queue; it is told so rather than waited for.
+        if let Some(answer) = refusal(&delivery, why) {
+            self.send(Frame::CommandUpdate(command_update(&answer)));
+        }
+    }
+
+    fn say(&mut self, outgoing: Outgoing) {
+        match outgoing {
+            Outgoing::Passing(answer) => {
+                self.resend.passed();
+                if self.send(Frame::CommandUpdate(command_update(&answer))) {
+                    match answer.state {
+                        AnswerState::Accepted => failpoint::hit(failpoint::ACCEPTED_SENT),
+                        AnswerState::Running { .. } => failpoint::hit(failpoint::RUNNING_SENT),
+                        AnswerState::Refused { .. } | AnswerState::Done(_) => {}
+                    }
+                }
+            }
+            Outgoing::Result(done) => {
+                if self.resend.take(&done.id) && self.send(Frame::CommandUpdate(result_frame(&done))) {
+                    failpoint::hit(failpoint::RESULT_SENT);
+                }
+            }
+        }
+    }
+
+    /// Queues a frame; a link that takes none has ended, which its next receive tells.
+    fn send(&mut self, body: Frame) -> bool {
+        self.link.as_mut().is_some_and(|link| link.send(frame(body)).is_ok())
+    }
+
+    /// Sends what waits for room, as far as there is room.
+    fn pump(&mut self) {
+        if !self.live() {
+            return;
+        }
+        if let Some(beat) = self.heartbeat
+            && self.link.as_ref().is_some_and(|link| link.room() > 0)
+            && self.send(Frame::Heartbeat(self.heartbeat_frame(beat)))
+        {
+            self.heartbeat = None;
+        }
+        if self.parts.outbox.take_missed() {
+            self.resend.missed();
+        }
+        while self.room() > 0
+            && let Some(done) = self.resend.next()
+        {
+            if self.send(Frame::CommandUpdate(result_frame(&done))) {
+                failpoint::hit(failpoint::RESULT_SENT);
+            }
+        }
+        if self.reading.is_none()
+            && let Some(position) = self.resend.owed()
+        {
+            self.reading = Some(read_page(self.parts.journal.clone(), position).boxed());
+        }
+        if self.room() > 0 {
+            self.flushed = None;
+        } else if self.flushed.is_none() {
+            self.flushed = self.link.as_ref().map(|link| link.flushed());
+        }
+    }
+
+    fn heartbeat_frame(&self, beat: Beat) -> pb::Heartbeat {
+        let free = self.parts.lanes.free();
+        pb::Heartbeat {
+            seq: beat.seq,
+            free_credits: free.into_iter().map(|(lane, free)| (lane.name().to_owned(), free)).collect(),
+            commands_received: beat.commands_received,
+            load: load::read(self.parts.lanes.running_ids().len()),
+            peer_proto_max: beat.peer_proto_max,
+            ..Default::default()
+        }
+    }
+}
+
+async fn done_if_any(pending: &mut Pending<()>) {
+    if pending.is_some() {
+        done(pending).await;
+    }
+}
+
+async fn sleep_until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn read_page(journal: crate::journal::Journal, position: Option<u64>) -> Unacked {
+    loop {
+        match journal.unacked(position, PAGE_BYTES).await {
+            Ok(page) => return page,
+            Err(error) => note_unread(&error),
+        }
+        tokio::time::sleep(READ_RETRY).await;
+    }
+}
+
+fn note_unread(error: &WriteError) {
+    tracing::warn!(%error, "results wait: the journal cannot be read");
+}
+
+fn frame(body: Frame) -> pb::NodeFrame {
+    pb::NodeFrame { frame: Some(body) }
+}
+
+/// REFUSED `busy` for a command that could not be handed on; a cancellation has no answer and is sent again by
+/// whoever wants it.
+fn refusal(delivery: &Delivery, why: Reason) -> Option<Answer> {
+    let (id, body_sha256) = match delivery {
+        Delivery::Command(command) => {
+            let payload = &command.envelope.payload;
+            let parsed = Command::parse(payload.clone()).ok();
+            (parsed.map(|command| command.header.id), Digest::of(payload))
+        }
+        Delivery::Malformed { body_sha256, .. } => (None, *body_sha256),
+        Delivery::Cancel { .. } => return None,
+    };
+    let state = AnswerState::Refused { reason: Reason::Busy, detail: why.token().into() };
+    Some(Answer { id, body_sha256, state })
+}
+
+fn log_end(end: &LinkEnd, reaction: Reaction) {
+    let reason = end.reason.map_or("-", Reason::token);
+    match reaction {
+        Reaction::Retry => tracing::warn!(reason, detail = %end, "session ended"),
+        Reaction::Operator | Reaction::Condemned => {
+            tracing::error!(reason, detail = %end, "session refused; an operator must act");
+        }
+    }
+}

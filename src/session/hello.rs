@@ -1,0 +1,52 @@
+//! Hello: what this node is, and what it owes.
+
+use crate::journal::{Durable, Journal};
+use crate::model::{BootId, CommandId, Done, Incarnation, Kind, NodeId, Role, ServerTime};
+use crate::session::outbox::result_frame;
+use crate::wire::pb;
+use crate::wire::version::Range;
+
+/// What every Hello of this process says.
+#[derive(Debug, Clone)]
+pub struct HelloFacts {
+    /// This node.
+    pub node_id: NodeId,
+    /// host or ramdisk.
+    pub role: Role,
+    /// This boot.
+    pub boot_id: BootId,
+    /// This process.
+    pub incarnation: Incarnation,
+    /// This build.
+    pub daemon_version: String,
+    /// When the certificate that is offered runs out.
+    pub cert_not_after: ServerTime,
+}
+
+/// The frame. `last_epoch` and the journal's own facts are read now.
+pub(super) fn hello(
+    facts: &HelloFacts,
+    journal: &Journal,
+    running: &[CommandId],
+    results: &[Durable<Done>],
+    attempt: u32,
+) -> pb::NodeFrame {
+    let hello = pb::Hello {
+        node_id: facts.node_id.to_string(),
+        role: facts.role.name().into(),
+        boot_id: facts.boot_id.to_string(),
+        journal_id: journal.id().to_string(),
+        incarnation: facts.incarnation.to_string(),
+        journal_birth_ms: journal.birth().map_or(0, |birth| birth.0),
+        daemon_version: facts.daemon_version.clone(),
+        proto_min: Range::OWN.min(),
+        proto_max: Range::OWN.max(),
+        last_epoch: journal.last_epoch(),
+        kinds: Kind::ALL.into_iter().map(|kind| kind.name().to_owned()).collect(),
+        running_command_ids: running.iter().map(ToString::to_string).collect(),
+        done_results: results.iter().map(result_frame).collect(),
+        reconnect_attempt: attempt,
+        ..Default::default()
+    };
+    pb::NodeFrame { frame: Some(pb::node_frame::Frame::Hello(hello)) }
+}

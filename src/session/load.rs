@@ -1,0 +1,36 @@
+//! The machine's load for a heartbeat. procfs is memory: reading it waits for no disk.
+
+use crate::wire::pb;
+
+/// Reads it; absent where procfs does not say.
+pub(super) fn read(running_commands: usize) -> Option<pb::Load> {
+    let averages = std::fs::read_to_string("/proc/loadavg").ok()?;
+    let memory = std::fs::read_to_string("/proc/meminfo").ok()?;
+    parse(&averages, &memory, running_commands)
+}
+
+fn parse(averages: &str, memory: &str, running_commands: usize) -> Option<pb::Load> {
+    let load_averages: Vec<f64> = averages.split(' ').take(3).filter_map(|word| word.parse().ok()).collect();
+    let available = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = available.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(pb::Load {
+        load_averages,
+        available_memory: kib.saturating_mul(1024),
+        running_commands: u32::try_from(running_commands).unwrap_or(u32::MAX),
+        pending_events: 0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_words_become_numbers_with_their_units() {
+        let load = parse("0.52 0.58 1.59 2/915 4242\n", "MemTotal: 9 kB\nMemAvailable:   2048 kB\n", 3);
+        let load = load.expect("a load");
+        assert_eq!(load.load_averages, [0.52, 0.58, 1.59]);
+        assert_eq!((load.available_memory, load.running_commands), (2 << 20, 3));
+        assert_eq!(parse("0 0 0", "MemTotal: 9 kB", 0), None);
+    }
+}

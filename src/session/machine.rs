@@ -1,0 +1,572 @@
+//! The session as a state machine: `(now, input) → outputs`. It dials nothing, sends nothing and reads no clock;
+//! [`super::driver`] does what it says. Chance comes from the generator that it was made with.
+//!
+//! ```text
+//! WaitingToDial → Dialing → AwaitingWelcome → ApplyingWelcome → Live → WaitingToDial …
+//!       any of them → Stopped
+//! ```
+
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+
+use super::backoff::{Backoff, Reaction, up_to};
+use super::working_clock::REWIND_ALLOWANCE;
+use crate::model::{CommandId, Reason, ServerTime};
+use crate::wire::frames::{Ack, Delivery, FrameError, Inbound, Welcome};
+use crate::wire::link::{DIAL_DEADLINE, EndKind, Endpoint, LinkEnd};
+use crate::wire::version::{GATE_PEER_PROTO_MAX, Range};
+
+/// Welcome must come within this of Hello.
+const WELCOME_DEADLINE: Duration = Duration::from_secs(10);
+/// A Welcome's time and epoch must be durable within this; a disk that hangs must not hold a silent session.
+const APPLY_DEADLINE: Duration = Duration::from_secs(10);
+/// So many heartbeat intervals without any frame are a half-open connection.
+const SILENT_INTERVALS: u32 = 3;
+/// The heartbeat whose ack proves that a gateway does more than accept and drop.
+const PROVING_HEARTBEAT: u64 = 2;
+/// HTTP/2 keep-alive, until a gateway asks for calm.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
+/// Calm doubles the keep-alive interval up to this, which is rarer than any heartbeat.
+const CALMEST_KEEP_ALIVE: Duration = Duration::from_secs(15 * 60);
+/// An expired certificate is looked at again this often: a join may have replaced it.
+const EXPIRED_RETRY: Duration = Duration::from_secs(60);
+
+/// The time of an input.
+#[derive(Debug, Clone, Copy)]
+pub struct Now {
+    /// Monotonic, from any fixed moment of this process.
+    pub mono: Duration,
+    /// The working clock; absent before the first server time ever known.
+    pub working: Option<ServerTime>,
+}
+
+/// What has happened.
+#[derive(Debug)]
+pub enum Input {
+    /// The moment of [`Machine::due`] has come.
+    Due,
+    /// The dial has succeeded and Hello is on its way.
+    Opened,
+    /// The dial has failed or the link has ended.
+    Ended(LinkEnd),
+    /// A frame came.
+    Frame(Inbound),
+    /// A frame came that ends the session.
+    BadFrame(FrameError),
+    /// The Welcome is in force, and durable where the journal could be written.
+    Applied,
+    /// The daemon is to stop.
+    Stop,
+}
+
+/// What is to be done, in order.
+#[derive(Debug, PartialEq)]
+pub enum Output {
+    /// Open a link.
+    Dial {
+        /// Where to.
+        endpoint: Endpoint,
+        /// Dials since the last session that held, this one not counted.
+        attempt: u32,
+        /// HTTP/2 keep-alive interval.
+        keep_alive: Duration,
+    },
+    /// Record this epoch though its Welcome was refused: the gateway has counted it.
+    RecordEpoch(u64),
+    /// Make the Welcome durable and put it into force, then say [`Input::Applied`].
+    Apply(Box<Welcome>),
+    /// Send the results that did not fit in Hello; answers may go out from now on.
+    Resume,
+    /// Send a heartbeat.
+    Heartbeat(Beat),
+    /// Hand this to the executor.
+    Deliver(Delivery),
+    /// These results are stored by the control plane.
+    Acked(Vec<CommandId>),
+    /// Say goodbye and end the link.
+    Close(Intent, Reason),
+    /// Drop the dial or the link.
+    Abandon,
+    /// The first frame of the session that this build does not know.
+    FrameIgnored(&'static str),
+    /// A session or an attempt has ended so; for the log.
+    Ended(LinkEnd, Reaction),
+}
+
+/// The parts of a heartbeat that the machine knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Beat {
+    /// Its number within the session.
+    pub seq: u64,
+    /// Command frames taken in this session.
+    pub commands_received: u64,
+    /// The gateway's highest version, where the session's version has the field.
+    pub peer_proto_max: Option<u32>,
+}
+
+/// The intents of a Goodbye that this build sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Intent {
+    /// The daemon stops: out of placement.
+    Stopping,
+    /// This session only.
+    Closing,
+}
+
+impl Intent {
+    /// The word on the wire.
+    pub fn token(self) -> &'static str {
+        match self {
+            Self::Stopping => "stopping",
+            Self::Closing => "closing",
+        }
+    }
+}
+
+/// Where the session stands.
+#[derive(Debug)]
+pub enum State {
+    /// The next dial is at `until`. Nothing is open.
+    WaitingToDial {
+        /// When.
+        until: Duration,
+    },
+    /// The driver opens a link; given up at `deadline`.
+    Dialing {
+        /// Where to.
+        endpoint: Endpoint,
+        /// Until when.
+        deadline: Duration,
+    },
+    /// Hello is sent; the gateway owes Welcome by `deadline`. Nothing else may come from it.
+    AwaitingWelcome {
+        /// Whose.
+        endpoint: Endpoint,
+        /// Until when.
+        deadline: Duration,
+    },
+    /// The driver makes the Welcome durable; no frame is read meanwhile.
+    ApplyingWelcome {
+        /// The session to be.
+        terms: Terms,
+        /// Until when.
+        deadline: Duration,
+    },
+    /// Frames go both ways.
+    Live(Live),
+    /// For good.
+    Stopped,
+}
+
+/// What a Welcome has settled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Terms {
+    /// The gateway's address.
+    pub endpoint: Endpoint,
+    /// The gateway's id.
+    pub gateway_id: String,
+    /// The session's epoch.
+    pub epoch: u64,
+    /// The version chosen.
+    pub proto: u32,
+    /// The gateway's highest version.
+    pub proto_max: u32,
+    /// Between two heartbeats.
+    pub heartbeat_interval: Duration,
+}
+
+/// A live session.
+#[derive(Debug)]
+pub struct Live {
+    /// What the Welcome has settled.
+    pub terms: Terms,
+    /// When an ack of a heartbeat came last.
+    pub acked_at: Option<Duration>,
+    last_frame: Duration,
+    next_heartbeat: Duration,
+    sent: u64,
+    held: bool,
+    commands_received: u64,
+    frame_ignored: bool,
+    redial_at: Option<Duration>,
+}
+
+/// How the last session or attempt ended.
+#[derive(Debug, Clone)]
+pub struct LastEnd {
+    /// How.
+    pub end: LinkEnd,
+    /// When.
+    pub at: Duration,
+}
+
+/// The machine.
+#[derive(Debug)]
+pub struct Machine {
+    endpoints: Vec<Endpoint>,
+    next_endpoint: usize,
+    cert_not_after: ServerTime,
+    backoff: Backoff,
+    keep_alive: Duration,
+    state: State,
+    since: Duration,
+    last_end: Option<LastEnd>,
+    rng: StdRng,
+}
+
+impl Machine {
+    /// A machine that waits to dial for the first time.
+    pub fn new(endpoints: Vec<Endpoint>, cert_not_after: ServerTime, mut rng: StdRng, now: Duration) -> Self {
+        let mut backoff = Backoff::new(endpoints.len());
+        let until = now + backoff.jitter(&mut rng);
+        Self {
+            endpoints,
+            next_endpoint: 0,
+            cert_not_after,
+            backoff,
+            keep_alive: KEEP_ALIVE,
+            state: State::WaitingToDial { until },
+            since: now,
+            last_end: None,
+            rng,
+        }
+    }
+
+    /// Where it stands.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Since when.
+    pub fn since(&self) -> Duration {
+        self.since
+    }
+
+    /// Dials since the last session that held.
+    pub fn attempt(&self) -> u32 {
+        self.backoff.attempt()
+    }
+
+    /// How the last session or attempt ended.
+    pub fn last_end(&self) -> Option<&LastEnd> {
+        self.last_end.as_ref()
+    }
+
+    /// When [`Input::Due`] is wanted.
+    pub fn due(&self) -> Option<Duration> {
+        match &self.state {
+            State::WaitingToDial { until } => Some(*until),
+            State::Dialing { deadline, .. }
+            | State::AwaitingWelcome { deadline, .. }
+            | State::ApplyingWelcome { deadline, .. } => Some(*deadline),
+            State::Live(live) => Some(live.due()),
+            State::Stopped => None,
+        }
+    }
+
+    /// Takes one input. What is due by `now` is done as well, so that no flood of frames holds up a heartbeat.
+    pub fn handle(&mut self, now: Now, input: Input) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        match input {
+            Input::Due => {}
+            Input::Stop => self.stop(now, &mut outputs),
+            Input::Ended(end) => self.ended(now, end, &mut outputs),
+            Input::BadFrame(error) => {
+                if matches!(self.state, State::AwaitingWelcome { .. } | State::Live(_)) {
+                    self.close(now, error.reason, error.detail, &mut outputs);
+                }
+            }
+            Input::Frame(frame) => self.frame(now, frame, &mut outputs),
+            Input::Opened => {
+                if let State::Dialing { endpoint, .. } = &self.state {
+                    let (endpoint, deadline) = (endpoint.clone(), now.mono + WELCOME_DEADLINE);
+                    self.enter(now, State::AwaitingWelcome { endpoint, deadline });
+                }
+            }
+            Input::Applied => {
+                if let State::ApplyingWelcome { terms, .. } = &self.state {
+                    self.enter(now, State::Live(Live::new(terms.clone(), now.mono)));
+                    outputs.push(Output::Resume);
+                }
+            }
+        }
+        if self.due().is_some_and(|due| due <= now.mono) {
+            self.perform_due(now, &mut outputs);
+        }
+        outputs
+    }
+
+    fn enter(&mut self, now: Now, state: State) {
+        self.state = state;
+        self.since = now.mono;
+    }
+
+    fn perform_due(&mut self, now: Now, outputs: &mut Vec<Output>) {
+        let timeout = |kind, reason, text: String| LinkEnd::local(kind, reason, text);
+        match &mut self.state {
+            State::WaitingToDial { .. } => self.dial(now, outputs),
+            State::Dialing { endpoint, .. } => {
+                let text = format!("{endpoint} took longer than {} s to connect", DIAL_DEADLINE.as_secs());
+                self.ended(now, timeout(EndKind::Lost, Reason::DialTimeout, text), outputs);
+            }
+            State::AwaitingWelcome { endpoint, .. } => {
+                let text =
+                    format!("{endpoint} sent no Welcome within {} s of Hello", WELCOME_DEADLINE.as_secs());
+                self.ended(now, timeout(EndKind::Local, Reason::WelcomeTimeout, text), outputs);
+            }
+            State::ApplyingWelcome { .. } => {
+                let text = format!("the journal took no Welcome within {} s", APPLY_DEADLINE.as_secs());
+                self.ended(now, timeout(EndKind::Local, Reason::IoError, text), outputs);
+            }
+            State::Live(live) => match live.perform_due(now.mono) {
+                LiveDue::Nothing => {}
+                LiveDue::Heartbeat(beat) => outputs.push(Output::Heartbeat(beat)),
+                LiveDue::HalfOpen(text) => {
+                    self.ended(now, timeout(EndKind::Local, Reason::HalfOpen, text), outputs);
+                }
+                LiveDue::Redial => self.redial(now, outputs),
+            },
+            State::Stopped => {}
+        }
+    }
+
+    fn dial(&mut self, now: Now, outputs: &mut Vec<Output>) {
+        if now.working.is_some_and(|working| working > self.cert_not_after) {
+            let detail = format!(
+                "the node certificate ran out at {} by the working clock; join again with: bcd join",
+                self.cert_not_after
+            );
+            let end = LinkEnd::local(EndKind::Local, Reason::IdentityExpired, detail);
+            outputs.push(Output::Ended(end.clone(), Reaction::Operator));
+            self.last_end = Some(LastEnd { end, at: now.mono });
+            self.enter(now, State::WaitingToDial { until: now.mono + EXPIRED_RETRY });
+            return;
+        }
+        let count = self.endpoints.len().max(1);
+        let Some(endpoint) = self.endpoints.get(self.next_endpoint % count).cloned() else {
+            let end = LinkEnd::local(EndKind::Local, Reason::DialFailed, "no gateway is known to this node");
+            self.wait_after(now, end, outputs);
+            return;
+        };
+        self.next_endpoint = self.next_endpoint.wrapping_add(1);
+        let attempt = self.backoff.attempt();
+        self.backoff.dialed();
+        let deadline = now.mono + DIAL_DEADLINE;
+        self.enter(now, State::Dialing { endpoint: endpoint.clone(), deadline });
+        outputs.push(Output::Dial { endpoint, attempt, keep_alive: self.keep_alive });
+    }
+
+    /// The attempt or the session is over; nobody is told.
+    fn ended(&mut self, now: Now, end: LinkEnd, outputs: &mut Vec<Output>) {
+        if matches!(self.state, State::WaitingToDial { .. } | State::Stopped) {
+            return;
+        }
+        outputs.push(Output::Abandon);
+        self.wait_after(now, end, outputs);
+    }
+
+    fn wait_after(&mut self, now: Now, mut end: LinkEnd, outputs: &mut Vec<Output>) {
+        if end.kind == EndKind::Calm {
+            self.keep_alive = self.keep_alive.saturating_mul(2).min(CALMEST_KEEP_ALIVE);
+        }
+        if end.reason == Some(Reason::Superseded) {
+            end.detail = format!("another machine uses this identity: {}", end.detail);
+        }
+        let until = now.mono + self.backoff.after(&end, &mut self.rng);
+        outputs.push(Output::Ended(end.clone(), Reaction::to(&end)));
+        self.last_end = Some(LastEnd { end, at: now.mono });
+        self.enter(now, State::WaitingToDial { until });
+    }
+
+    /// The node ends the session and says why.
+    fn close(&mut self, now: Now, reason: Reason, detail: String, outputs: &mut Vec<Output>) {
+        outputs.push(Output::Close(Intent::Closing, reason));
+        self.wait_after(now, LinkEnd::local(EndKind::Local, reason, detail), outputs);
+    }
+
+    /// A drain's delay is over. A session that held is left without back-off; one that did not is a gateway that
+    /// accepts and sends away, which must not be redialed in a loop.
+    fn redial(&mut self, now: Now, outputs: &mut Vec<Output>) {
+        let held = matches!(&self.state, State::Live(live) if live.held);
+        self.close(now, Reason::DrainRequested, "the gateway asked the node to redial".into(), outputs);
+        if held {
+            self.backoff.session_held();
+            self.state = State::WaitingToDial { until: now.mono };
+        }
+    }
+
+    fn stop(&mut self, now: Now, outputs: &mut Vec<Output>) {
+        match self.state {
+            State::WaitingToDial { .. } | State::Stopped => {}
+            State::Dialing { .. } => outputs.push(Output::Abandon),
+            State::AwaitingWelcome { .. } | State::ApplyingWelcome { .. } | State::Live(_) => {
+                outputs.push(Output::Close(Intent::Stopping, Reason::Stop));
+            }
+        }
+        self.enter(now, State::Stopped);
+    }
+
+    fn frame(&mut self, now: Now, frame: Inbound, outputs: &mut Vec<Output>) {
+        match (&mut self.state, frame) {
+            (State::AwaitingWelcome { endpoint, .. }, Inbound::Welcome(welcome)) => {
+                let endpoint = endpoint.clone();
+                self.welcome(now, endpoint, welcome, outputs);
+            }
+            (State::AwaitingWelcome { .. }, Inbound::Delivery(_)) => {
+                let detail = "a Command or Cancel came before Welcome".into();
+                self.close(now, Reason::ProtocolError, detail, outputs);
+            }
+            (State::Live(_), Inbound::Welcome(_)) => {
+                let detail = "a second Welcome came".into();
+                self.close(now, Reason::ProtocolError, detail, outputs);
+            }
+            (State::Live(live), frame) => {
+                live.last_frame = now.mono;
+                if live.frame(now.mono, frame, &mut self.rng, outputs) {
+                    self.backoff.session_held();
+                }
+            }
+            // Nothing else is read in the other states, and an Ack or Drain before Welcome speaks of nothing.
+            _ => {}
+        }
+    }
+
+    fn welcome(&mut self, now: Now, endpoint: Endpoint, welcome: Box<Welcome>, outputs: &mut Vec<Output>) {
+        if let Err((reason, detail)) = self.judge(now, &welcome) {
+            outputs.push(Output::RecordEpoch(welcome.epoch));
+            self.close(now, reason, detail, outputs);
+            return;
+        }
+        let terms = Terms {
+            endpoint,
+            gateway_id: welcome.gateway_id.clone(),
+            epoch: welcome.epoch,
+            proto: welcome.proto,
+            proto_max: welcome.proto_max,
+            heartbeat_interval: welcome.heartbeat_interval,
+        };
+        self.enter(now, State::ApplyingWelcome { terms, deadline: now.mono + APPLY_DEADLINE });
+        outputs.push(Output::Apply(welcome));
+    }
+
+    /// Whether a Welcome may be applied. The working clock is the server time mark.
+    fn judge(&self, now: Now, welcome: &Welcome) -> Result<(), (Reason, String)> {
+        let time = welcome.server_time;
+        if let Some(mark) = now.working.filter(|mark| time < mark.minus(REWIND_ALLOWANCE)) {
+            let detail = format!(
+                "the gateway says {time}, more than 5 minutes before {mark}, which this node has seen"
+            );
+            return Err((Reason::TimeBackwards, detail));
+        }
+        if time > self.cert_not_after {
+            let detail = format!(
+                "the gateway says {time} but took a certificate that ran out at {}",
+                self.cert_not_after
+            );
+            return Err((Reason::TimeAhead, detail));
+        }
+        if !Range::OWN.contains(welcome.proto) {
+            let (min, max) = (Range::OWN.min(), Range::OWN.max());
+            let detail =
+                format!("the gateway chose version {}, this build speaks {min} to {max}", welcome.proto);
+            return Err((Reason::ProtocolVersion, detail));
+        }
+        Ok(())
+    }
+}
+
+enum LiveDue {
+    Nothing,
+    Heartbeat(Beat),
+    HalfOpen(String),
+    Redial,
+}
+
+impl Live {
+    fn new(terms: Terms, now: Duration) -> Self {
+        Self {
+            terms,
+            acked_at: None,
+            last_frame: now,
+            // The first heartbeat goes at once: it says that the Welcome is applied.
+            next_heartbeat: now,
+            sent: 0,
+            held: false,
+            commands_received: 0,
+            frame_ignored: false,
+            redial_at: None,
+        }
+    }
+
+    fn silent_at(&self) -> Duration {
+        self.last_frame + self.terms.heartbeat_interval.saturating_mul(SILENT_INTERVALS)
+    }
+
+    fn due(&self) -> Duration {
+        let due = self.next_heartbeat.min(self.silent_at());
+        self.redial_at.map_or(due, |at| at.min(due))
+    }
+
+    fn perform_due(&mut self, now: Duration) -> LiveDue {
+        if self.redial_at.is_some_and(|at| at <= now) {
+            return LiveDue::Redial;
+        }
+        if self.silent_at() <= now {
+            let silence = now.saturating_sub(self.last_frame);
+            return LiveDue::HalfOpen(format!(
+                "no frame from the gateway for {:.1} s",
+                silence.as_secs_f64()
+            ));
+        }
+        if self.next_heartbeat > now {
+            return LiveDue::Nothing;
+        }
+        // From now rather than from the last one: after a pause no burst of heartbeats makes up for it.
+        self.next_heartbeat = now + self.terms.heartbeat_interval;
+        self.sent += 1;
+        let echo = self.terms.proto >= GATE_PEER_PROTO_MAX;
+        LiveDue::Heartbeat(Beat {
+            seq: self.sent,
+            commands_received: self.commands_received,
+            peer_proto_max: echo.then_some(self.terms.proto_max),
+        })
+    }
+
+    /// Takes a frame that is in order; true when it proves that the session holds.
+    fn frame(&mut self, now: Duration, frame: Inbound, rng: &mut StdRng, outputs: &mut Vec<Output>) -> bool {
+        match frame {
+            Inbound::Ack(ack) => return self.ack(now, ack, outputs),
+            Inbound::Delivery(delivery) => {
+                if !matches!(delivery, Delivery::Cancel { .. }) {
+                    self.commands_received += 1;
+                }
+                outputs.push(Output::Deliver(delivery));
+            }
+            Inbound::Drain { max_delay, .. } => {
+                let at = now + up_to(max_delay, rng);
+                self.redial_at = Some(self.redial_at.map_or(at, |earlier| earlier.min(at)));
+            }
+            Inbound::Ignored(name) if !self.frame_ignored => {
+                self.frame_ignored = true;
+                outputs.push(Output::FrameIgnored(name));
+            }
+            Inbound::Ignored(_) | Inbound::Welcome(_) => {}
+        }
+        false
+    }
+
+    fn ack(&mut self, now: Duration, ack: Ack, outputs: &mut Vec<Output>) -> bool {
+        if !ack.result_ids.is_empty() {
+            outputs.push(Output::Acked(ack.result_ids));
+        }
+        let Some(seq) = ack.heartbeat_seq.filter(|seq| *seq <= self.sent) else { return false };
+        self.acked_at = Some(now);
+        let proves = !self.held && seq >= PROVING_HEARTBEAT;
+        self.held |= proves;
+        proves
+    }
+}
+
+#[cfg(test)]
+mod tests;

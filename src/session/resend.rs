@@ -1,0 +1,102 @@
+//! Which results a session still has to say. None is said twice in a session unless the gateway asks again by
+//! delivering its command again.
+//!
+//! The journal is read in pages: once for Hello, on after Welcome where Hello had no room, and from the start when
+//! the outbox had no room for a result. While a read is owed the outbox waits, and what was queued in it when the
+//! last read ended may have been read as well: those few are held against what was said.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use crate::journal::{Durable, Unacked};
+use crate::model::{CommandId, Done};
+
+/// The results of one session.
+#[derive(Debug, Default)]
+pub(super) struct Resend {
+    /// Said in this session and not yet acked; at most as many as the journal keeps unacked.
+    said: BTreeSet<CommandId>,
+    /// Read from the journal, not yet said.
+    page: VecDeque<Durable<Done>>,
+    owed: Read,
+    /// So many of the outbox's next results may have been read from the journal too.
+    suspects: usize,
+}
+
+/// A read of the journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Read {
+    /// None is owed.
+    #[default]
+    Nothing,
+    /// From behind this position on; absent is the start.
+    Behind(Option<u64>),
+}
+
+impl Resend {
+    /// A session whose Hello carries `said`. `next` is where the journal's rest begins.
+    pub(super) fn after_hello(said: &[Durable<Done>], next: Option<u64>) -> Self {
+        Self {
+            said: said.iter().map(|done| done.id.clone()).collect(),
+            page: VecDeque::new(),
+            owed: next.map_or(Read::Nothing, |next| Read::Behind(Some(next))),
+            suspects: 0,
+        }
+    }
+
+    /// A read of the journal has ended, and `queued` results wait in the outbox.
+    pub(super) fn suspect(&mut self, queued: usize) {
+        self.suspects = queued;
+    }
+
+    /// The read to make now, if one is owed and the last page is said.
+    pub(super) fn owed(&self) -> Option<Option<u64>> {
+        match self.owed {
+            Read::Behind(position) if self.page.is_empty() => Some(position),
+            _ => None,
+        }
+    }
+
+    /// Whether the outbox may be read: nothing older waits in the journal.
+    pub(super) fn caught_up(&self) -> bool {
+        self.owed == Read::Nothing && self.page.is_empty()
+    }
+
+    /// A result found no room: everything unacked is read again, but what was said stays said.
+    pub(super) fn missed(&mut self) {
+        self.owed = Read::Behind(None);
+    }
+
+    /// A page has been read; `queued` results wait in the outbox.
+    pub(super) fn read(&mut self, page: Unacked, queued: usize) {
+        self.page.extend(page.results.into_iter().filter(|done| !self.said.contains(&done.id)));
+        self.owed = page.next.map_or(Read::Nothing, |next| Read::Behind(Some(next)));
+        self.suspects = queued;
+    }
+
+    /// The next result of the page, now said.
+    pub(super) fn next(&mut self) -> Option<Durable<Done>> {
+        let done = self.page.pop_front()?;
+        self.said.insert(done.id.clone());
+        Some(done)
+    }
+
+    /// Whether a result that comes out of the outbox is to be said now.
+    pub(super) fn take(&mut self, id: &CommandId) -> bool {
+        let suspect = self.suspects > 0;
+        self.suspects = self.suspects.saturating_sub(1);
+        let new = self.said.insert(id.clone());
+        new || !suspect
+    }
+
+    /// A passing answer came out of the outbox.
+    pub(super) fn passed(&mut self) {
+        self.suspects = self.suspects.saturating_sub(1);
+    }
+
+    /// These are stored by the control plane. While suspects are left they stay said: one of them may be among these.
+    pub(super) fn acked(&mut self, ids: &[CommandId]) {
+        for id in ids.iter().filter(|_| self.suspects == 0) {
+            self.said.remove(id);
+        }
+    }
+}
