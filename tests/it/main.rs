@@ -1,1 +1,3 @@
-fn main() {}
+//! Tests that need several parts, or the binary. One program: each further one would be linked for itself.
+
+mod cli;
