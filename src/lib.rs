@@ -30,3 +30,6 @@ pub mod identity;
 
 #[cfg(feature = "fakehw")]
 pub mod gateway;
+
+#[cfg(feature = "fakehw")]
+pub mod sim;

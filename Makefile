@@ -1,0 +1,61 @@
+# The front door. Each target says what it does and needs nothing but the Rust toolchain, a C compiler and make.
+#
+# One profile (dev) and one feature set (fakehw) everywhere: another combination would build the world again.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+FEATURES := --features fakehw --locked
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+BCD := $(TARGET)/debug/bcd
+
+# Options of `bcd sim`, as in: make sim SIM="--nodes 200 --seed 7 --duration 60s"
+SIM ?= --nodes 50 --duration 20s --seed 1
+# Kills in `make crash`.
+N ?= 200
+
+.PHONY: help tools build test check sim crash bless
+
+help: ## this list
+	@echo "bcd: make TARGET"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+
+# rustup's cargo fetches the pinned toolchain (rust-toolchain.toml) by itself on its first call.
+tools:
+	@command -v cargo >/dev/null || { \
+	  echo "make: cargo is missing; install the Rust toolchain: https://rustup.rs, then open a new shell" >&2; exit 1; }
+	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || { \
+	  echo "make: no C compiler (SQLite and ring are built from source); on Debian: apt install gcc libc6-dev" >&2; exit 1; }
+
+build: tools ## build target/debug/bcd with the simulator and the reference gateway
+	cargo build $(FEATURES)
+
+sim: tools ## run real agents against the reference gateway under kills, and check the invariants (SIM="…" for options)
+	cargo build $(FEATURES) --bin bcd
+	$(BCD) sim $(SIM)
+
+test: tools ## run every test
+	@if cargo nextest --version >/dev/null 2>&1; then \
+	  echo "cargo nextest run $(FEATURES)"; cargo nextest run $(FEATURES); \
+	else \
+	  echo "cargo-nextest is not installed: using cargo test (same tests, slower)"; \
+	  cargo test $(FEATURES); \
+	fi
+
+check: tools ## formatting, lints, the production build, dependencies, borders and docs
+	cargo fmt --check
+	cargo clippy $(FEATURES) --all-targets -- -D warnings
+	cargo check --locked
+	@if command -v cargo-deny >/dev/null; then \
+	  echo "cargo deny check bans licenses sources"; cargo deny check bans licenses sources; \
+	else \
+	  echo "cargo-deny is not installed: licences are not checked (bans and sources are, by a test over Cargo.lock)"; \
+	fi
+	cargo test $(FEATURES) --test it -- borders:: dependencies:: docs::
+
+crash: tools ## kill -9 the real binary N times at random moments and look for a doubled effect or a lost result (N=200)
+	BCD_CRASH_KILLS=$(N) cargo test $(FEATURES) --test it -- crash::random --nocapture --test-threads 1
+
+bless: tools ## write docs/errors.md again from the tables in the code
+	BLESS=1 cargo test $(FEATURES) --test it -- docs::

@@ -1,0 +1,150 @@
+//! `bcd sim`.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::ValueEnum;
+
+use super::{fail, note, print};
+use crate::model::Exit;
+use crate::sim::chaos::Level;
+use crate::sim::report::Report;
+use crate::sim::{self, Options, SimError};
+
+/// Runs real agents against the reference gateway, kills both at random, and checks the invariants.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Agents
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    nodes: u32,
+    /// How long commands are given and kills happen, such as 20s or 2m
+    #[arg(long, default_value = "20s", value_parser = duration)]
+    duration: Duration,
+    /// Fixes the commands, the kills and the agents' own chance
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How much is killed
+    #[arg(long, value_enum, default_value_t = Chaos::Light)]
+    chaos: Chaos,
+    /// Commands given a second, all agents together [default: one an agent]
+    #[arg(long, value_parser = rate)]
+    commands_per_second: Option<f64>,
+    /// Prints the report as one JSON object, the last line of standard output
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Chaos {
+    /// Nothing
+    None,
+    /// An agent twice a minute, the gateway every 8 s
+    Light,
+    /// An agent every 8 s, the gateway every 4 s
+    Heavy,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let seconds = match unit {
+        "" | "s" => 1.0,
+        "ms" => 0.001,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(format!("{unit:?} is no unit; use ms, s, m or h")),
+    };
+    let number: f64 = number.parse().map_err(|_| "write a number and a unit, such as 20s".to_owned())?;
+    match Duration::try_from_secs_f64(number * seconds) {
+        Ok(time) if time > Duration::ZERO => Ok(time),
+        _ => Err("must be more than nothing".to_owned()),
+    }
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rate) if rate > 0.0 && rate <= 100_000.0 => Ok(rate),
+        _ => Err("must lie above 0 and at most at 100000".to_owned()),
+    }
+}
+
+/// Runs the subcommand.
+pub fn run(args: &Args) -> Result<Exit, Exit> {
+    let options = Options {
+        nodes: usize::try_from(args.nodes).unwrap_or(usize::MAX),
+        duration: args.duration,
+        seed: args.seed,
+        chaos: match args.chaos {
+            Chaos::None => Level::None,
+            Chaos::Light => Level::Light,
+            Chaos::Heavy => Level::Heavy,
+        },
+        commands_per_second: args.commands_per_second.unwrap_or(f64::from(args.nodes)),
+    };
+    let exe = std::env::current_exe().map_err(|error| fail(&error, Exit::Failed))?;
+    let work = work_dir().map_err(|error| {
+        note("bcd: cannot make a directory for the run's files; TMPDIR says where");
+        fail(&error, Exit::CannotWrite)
+    })?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| fail(&error, Exit::Failed))?;
+    let ended = runtime.block_on(async {
+        tokio::select! {
+            biased;
+            _ = tokio::signal::ctrl_c() => None,
+            ended = sim::run(options, exe, &work) => Some(ended),
+        }
+    });
+    // A killed agent's last blocking write may still be under way.
+    runtime.shutdown_timeout(Duration::from_secs(5));
+    conclude(args, ended, &work)
+}
+
+/// Prints the report and says what becomes of the files; None: interrupted from the keyboard.
+fn conclude(args: &Args, ended: Option<Result<Report, SimError>>, work: &Path) -> Result<Exit, Exit> {
+    let kept = || note(&format!("the run's files are kept in {}", work.display()));
+    let report = match ended {
+        None => {
+            kept();
+            return Err(Exit::Failed);
+        }
+        Some(Err(error)) => {
+            kept();
+            return Err(fail(&error, Exit::Failed));
+        }
+        Some(Ok(report)) => report,
+    };
+    print(&report.table())?;
+    if args.json {
+        print(&format!("{}\n", report.json()))?;
+    }
+    if !report.held() {
+        kept();
+        return Ok(Exit::Failed);
+    }
+    if let Err(error) = std::fs::remove_dir_all(work) {
+        note(&format!("bcd: the run's files cannot be removed from {}: {error}", work.display()));
+    }
+    Ok(Exit::Done)
+}
+
+/// A new directory, 0700.
+fn work_dir() -> std::io::Result<PathBuf> {
+    Ok(nix::unistd::mkdtemp(&std::env::temp_dir().join("bcd-sim-XXXXXX"))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_is_a_number_and_a_unit() {
+        assert_eq!(duration("20s"), Ok(Duration::from_secs(20)));
+        assert_eq!(duration("1.5m"), Ok(Duration::from_secs(90)));
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(duration("3"), Ok(Duration::from_secs(3)));
+        for bad in ["", "s", "0s", "-1s", "3x", "1e400s"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Load and chaos, side by side, for the duration of a run.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
+
+use super::chaos::{self, Fault, Victim};
+use super::fleet::Fleet;
+use super::gateway_process::{GatewayError, GatewayProcess};
+use super::history::Handed;
+use super::live::Counts;
+use super::load::{Load, Planned};
+use super::reconnect::Restart;
+use super::{Options, SimError, seed};
+use crate::clock::Clock;
+use crate::gateway::control::{Request, Response};
+use crate::model::{CommandId, NodeId};
+
+/// Pause before a command is handed over again to a gateway that is down.
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// What is driven, and by what.
+pub struct Drive<'a> {
+    /// What was asked for.
+    pub options: &'a Options,
+    /// The gateway.
+    pub gateway: &'a Arc<GatewayProcess>,
+    /// The agents.
+    pub fleet: &'a Fleet,
+    /// For the live line and the report.
+    pub counts: &'a Counts,
+    /// This machine's.
+    pub clock: &'a dyn Clock,
+    /// Node ids by agent number.
+    pub nodes: &'a [NodeId],
+    /// Where the programs append.
+    pub witness: &'a Path,
+}
+
+/// What was done.
+#[derive(Debug, Default)]
+pub struct Driven {
+    /// Every command that was tried to be handed over.
+    pub handed: BTreeMap<CommandId, Handed>,
+    /// Starts of the gateway after a kill.
+    pub gateway_restarts: Vec<Restart>,
+    /// Commands that the gateway refused to take.
+    pub troubles: Vec<String>,
+}
+
+impl Drive<'_> {
+    /// Runs for the duration; when it returns, faults have stopped and the gateway is there.
+    ///
+    /// # Errors
+    /// The gateway did not come back.
+    pub async fn run(&self) -> Result<Driven, SimError> {
+        let Options { seed, nodes, duration, chaos, .. } = *self.options;
+        let faults = chaos::schedule(chaos, nodes, duration, &mut seed::stream(seed, "chaos", 0));
+        let (gateway, agents): (Vec<Fault>, Vec<Fault>) =
+            faults.into_iter().partition(|fault| fault.victim == Victim::Gateway);
+        let start = Instant::now();
+        let (loaded, (), restarts) = tokio::join!(
+            self.load(start),
+            self.kill_agents(start, &agents),
+            self.kill_gateway(start, &gateway)
+        );
+        Ok(Driven { gateway_restarts: restarts?, ..loaded })
+    }
+
+    async fn kill_agents(&self, start: Instant, faults: &[Fault]) {
+        for fault in faults {
+            sleep_until(start + fault.at).await;
+            if let Victim::Agent(agent) = fault.victim {
+                self.fleet.kill(agent, fault.down).await;
+                Counts::add(&self.counts.agents_killed);
+            }
+        }
+    }
+
+    async fn kill_gateway(&self, start: Instant, faults: &[Fault]) -> Result<Vec<Restart>, GatewayError> {
+        let mut restarts = Vec::with_capacity(faults.len());
+        for fault in faults {
+            sleep_until(start + fault.at).await;
+            self.gateway.kill().await;
+            Counts::add(&self.counts.gateway_killed);
+            sleep(fault.down).await;
+            restarts.push(Restart::Gateway(self.clock.wall_ms()));
+            self.gateway.restart().await?;
+        }
+        Ok(restarts)
+    }
+
+    async fn load(&self, start: Instant) -> Driven {
+        let Options { seed, nodes, duration, commands_per_second, .. } = *self.options;
+        let mut load = Load::new(nodes, seed::stream(seed, "load", 0));
+        let mut ticks = interval(Duration::from_secs_f64(1.0 / commands_per_second));
+        // Commands that could not be handed over while the gateway was down come at once when it is back.
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+        let mut driven = Driven::default();
+        let end = start + duration;
+        while Instant::now() < end {
+            ticks.tick().await;
+            let planned = load.draw();
+            let acknowledged = match self.hand_over(&planned, end).await {
+                Ok(acknowledged) => acknowledged,
+                Err(why) => {
+                    driven.troubles.push(format!("{} was not taken: {why}", planned.id));
+                    continue;
+                }
+            };
+            Counts::add(&self.counts.commands);
+            driven.handed.insert(planned.id.clone(), Handed { planned, acknowledged });
+        }
+        driven
+    }
+
+    /// Hands a command over until the gateway says that it has it, or the run is over. A gateway that dies in
+    /// between may have it already: it is looked for before it is handed over again.
+    async fn hand_over(&self, planned: &Planned, end: Instant) -> Result<bool, String> {
+        let request = self.enqueue(planned).map_err(|error| error.to_string())?;
+        let mut first = true;
+        while first || Instant::now() < end {
+            let known = Request::Show { id: planned.id.clone() };
+            if !first && let Ok(Response::Command(Some(_))) = self.gateway.ask(&known).await {
+                return Ok(true);
+            }
+            first = false;
+            match self.gateway.ask(&request).await {
+                Ok(Response::Enqueued(_)) => return Ok(true),
+                Ok(_) => return Err("an answer of another kind".into()),
+                Err(GatewayError::Refused(why)) => return Err(why),
+                Err(_) => sleep(AGAIN).await,
+            }
+        }
+        Ok(false)
+    }
+
+    fn enqueue(&self, planned: &Planned) -> serde_json::Result<Request> {
+        Ok(Request::Enqueue {
+            node: self.nodes[planned.agent].clone(),
+            kind: planned.kind().to_owned(),
+            args: planned.args(self.witness)?,
+            ttl_s: planned.ttl_s(),
+            id: Some(planned.id.clone()),
+        })
+    }
+}

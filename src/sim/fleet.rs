@@ -1,0 +1,178 @@
+//! The agents: each the composition root of `bcd node` in its own state directory, killed by dropping it.
+//!
+//! One task an agent. It takes kills from a bounded channel, runs the agent in between, and starts it again from
+//! the same state directory. A kill drops the agent's future: whatever it was about to do stays undone, and the
+//! programs that it had started run on until its next start.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use super::agent::{Agent, AgentError};
+use crate::clock::Clock;
+use crate::model::{Exit, NodeId};
+
+/// Kills of one agent that may wait while it is down: the schedule has it down for 2 s at most.
+const WAITING_KILLS: usize = 8;
+/// Joins at a time: the gateway admits 200 a second.
+const JOINS: usize = 16;
+/// A clean stop has 10 s; a little more for a busy machine.
+const STOP: Duration = Duration::from_secs(15);
+
+/// What the agents' tasks write down.
+#[derive(Debug, Default)]
+pub struct Diary {
+    /// (agent, wall ms) of each start after a kill.
+    pub restarts: Vec<(usize, i64)>,
+    /// What should not have happened.
+    pub troubles: Vec<String>,
+}
+
+/// Joined, running agents.
+#[derive(Debug)]
+pub struct Fleet {
+    kills: Vec<mpsc::Sender<Duration>>,
+    stop: watch::Sender<bool>,
+    lives: JoinSet<()>,
+    diary: Arc<Mutex<Diary>>,
+}
+
+impl Fleet {
+    /// Joins so many agents below `work`, with one ticket.
+    ///
+    /// # Errors
+    /// The first join that failed.
+    pub async fn join(agents: &[Agent], ticket: &str) -> Result<Vec<NodeId>, AgentError> {
+        let mut nodes = Vec::with_capacity(agents.len());
+        for some in agents.chunks(JOINS) {
+            let mut joining = JoinSet::new();
+            for agent in some.iter().cloned() {
+                let ticket = ticket.to_owned();
+                joining.spawn(async move { (agent.index, agent.join(&ticket).await) });
+            }
+            while let Some(joined) = joining.join_next().await {
+                let (index, node) = joined.map_err(|error| AgentError::Panicked(error.to_string()))?;
+                nodes.push((index, node?));
+            }
+        }
+        nodes.sort_by_key(|(index, _)| *index);
+        Ok(nodes.into_iter().map(|(_, node)| node).collect())
+    }
+
+    /// Starts joined agents.
+    pub fn start(agents: Vec<Agent>, clock: &Arc<dyn Clock>) -> Self {
+        let (stop, stopping) = watch::channel(false);
+        let diary = Arc::new(Mutex::new(Diary::default()));
+        let (mut kills, mut lives) = (Vec::with_capacity(agents.len()), JoinSet::new());
+        for agent in agents {
+            let (kill, killed) = mpsc::channel(WAITING_KILLS);
+            kills.push(kill);
+            let life = Life {
+                rng: agent.stream(),
+                agent,
+                killed,
+                stop: stopping.clone(),
+                diary: diary.clone(),
+                clock: clock.clone(),
+            };
+            lives.spawn(life.run());
+        }
+        Self { kills, stop, lives, diary }
+    }
+
+    /// Kills an agent; it stays away for `down`.
+    pub async fn kill(&self, agent: usize, down: Duration) {
+        if let Some(kill) = self.kills.get(agent) {
+            // A closed channel is an agent that ended by itself, which its diary tells.
+            let _ = kill.send(down).await;
+        }
+    }
+
+    /// Stops all agents cleanly and gives back what they wrote down.
+    pub async fn stop(mut self) -> Diary {
+        self.stop.send_replace(true);
+        let ended = timeout(STOP, async { while self.lives.join_next().await.is_some() {} }).await;
+        let left = self.lives.len();
+        self.lives.abort_all();
+        let mut diary =
+            std::mem::take(&mut *self.diary.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        if ended.is_err() {
+            diary.troubles.push(format!("{left} agents did not stop within {} s", STOP.as_secs()));
+        }
+        diary
+    }
+}
+
+struct Life {
+    agent: Agent,
+    rng: StdRng,
+    killed: mpsc::Receiver<Duration>,
+    stop: watch::Receiver<bool>,
+    diary: Arc<Mutex<Diary>>,
+    clock: Arc<dyn Clock>,
+}
+
+enum End {
+    Killed(Duration),
+    Stopped,
+}
+
+impl Life {
+    async fn run(mut self) {
+        loop {
+            match self.once().await {
+                Ok(End::Stopped) => return,
+                Ok(End::Killed(down)) => {
+                    sleep(down).await;
+                    let at = self.clock.wall_ms();
+                    self.write(|diary, agent| diary.restarts.push((agent, at)));
+                }
+                Err(trouble) => {
+                    self.write(|diary, agent| diary.troubles.push(format!("agent {agent}: {trouble}")));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// One process's life.
+    async fn once(&mut self) -> Result<End, String> {
+        let node = self.agent.build(&mut self.rng, &self.clock).await.map_err(|error| chain(&error))?;
+        // A task of its own: aborting it drops the agent wherever it stands.
+        let mut running = JoinSet::new();
+        running.spawn(node.run(self.stop.clone()));
+        let ended = tokio::select! {
+            biased;
+            Some(down) = self.killed.recv() => {
+                running.shutdown().await;
+                return Ok(End::Killed(down));
+            }
+            ended = running.join_next() => ended,
+        };
+        match ended {
+            Some(Ok(Exit::Done)) if *self.stop.borrow() => Ok(End::Stopped),
+            Some(Ok(exit)) => Err(format!("ended by itself: {}", exit.meaning())),
+            Some(Err(error)) => Err(format!("panicked: {error}")),
+            None => Err("was never started".into()),
+        }
+    }
+
+    fn write(&self, entry: impl FnOnce(&mut Diary, usize)) {
+        let mut diary = self.diary.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        entry(&mut diary, self.agent.index);
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}

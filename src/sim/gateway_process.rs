@@ -1,0 +1,185 @@
+//! The gateway of a run: a child process, so that a kill is a real one and no memory is shared.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rand::Rng;
+use rand::rngs::StdRng;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::UnixStream;
+use tokio::sync::Mutex;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::gateway::control::{Request, Response};
+
+/// Why the gateway cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum GatewayError {
+    /// It was not started.
+    #[error("cannot start the gateway ({exe})")]
+    Start {
+        /// The program.
+        exe: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It ended, or did not answer in time.
+    #[error("the gateway did not answer within {}s of its start; its log is {log}", READY.as_secs())]
+    NotReady {
+        /// What it wrote.
+        log: PathBuf,
+    },
+    /// A question could not be asked.
+    #[error("the gateway's control socket {socket}")]
+    Control {
+        /// Where.
+        socket: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It said no.
+    #[error("the gateway refused: {0}")]
+    Refused(String),
+}
+
+/// Longest wait for a started gateway's first answer.
+const READY: Duration = Duration::from_secs(30);
+/// Longest wait for one answer.
+const ANSWER: Duration = Duration::from_secs(30);
+/// Ports below the range from which the kernel takes clients' ports: a gateway that starts again must find its
+/// own port free.
+const PORTS: std::ops::Range<u16> = 20_000..32_000;
+
+/// The gateway's process and where it is found.
+#[derive(Debug)]
+pub struct GatewayProcess {
+    exe: PathBuf,
+    state: PathBuf,
+    log: PathBuf,
+    port: u16,
+    child: Mutex<Option<Child>>,
+}
+
+impl GatewayProcess {
+    /// Starts a gateway with its state and log below `work`.
+    ///
+    /// # Errors
+    /// See [`GatewayError`].
+    pub async fn start(exe: PathBuf, work: &Path, rng: &mut StdRng) -> Result<Self, GatewayError> {
+        let start = |source| GatewayError::Start { exe: exe.clone(), source };
+        let port = free_port(rng).map_err(start)?;
+        let gateway = Self {
+            exe: exe.clone(),
+            state: work.join("gateway"),
+            log: work.join("gateway.log"),
+            port,
+            child: Mutex::new(None),
+        };
+        gateway.restart().await?;
+        Ok(gateway)
+    }
+
+    /// Kills it: SIGKILL, nothing is flushed.
+    pub async fn kill(&self) {
+        if let Some(mut child) = self.child.lock().await.take() {
+            let _ = child.kill();
+            let reaped = tokio::task::spawn_blocking(move || child.wait());
+            let _ = reaped.await;
+        }
+    }
+
+    /// Starts it again on its port and state, and waits until it answers.
+    ///
+    /// # Errors
+    /// See [`GatewayError`].
+    pub async fn restart(&self) -> Result<(), GatewayError> {
+        let child = self.spawn().map_err(|source| GatewayError::Start { exe: self.exe.clone(), source })?;
+        *self.child.lock().await = Some(child);
+        let until = Instant::now() + READY;
+        while Instant::now() < until {
+            if self.ask(&Request::Stats).await.is_ok() {
+                return Ok(());
+            }
+            if self.has_ended().await {
+                break;
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+        Err(GatewayError::NotReady { log: self.log.clone() })
+    }
+
+    async fn has_ended(&self) -> bool {
+        let mut child = self.child.lock().await;
+        child.as_mut().is_none_or(|child| !matches!(child.try_wait(), Ok(None)))
+    }
+
+    fn spawn(&self) -> io::Result<Child> {
+        let log = || -> io::Result<File> { OpenOptions::new().append(true).create(true).open(&self.log) };
+        Command::new(&self.exe)
+            .arg("gateway")
+            .arg("--state")
+            .arg(&self.state)
+            .args(["--listen", &format!("127.0.0.1:{}", self.port)])
+            .stdin(Stdio::null())
+            .stdout(log()?)
+            .stderr(log()?)
+            // Ctrl-C at the terminal is the simulator's to handle.
+            .process_group(0)
+            .spawn()
+    }
+
+    /// Where it is asked.
+    pub fn socket(&self) -> PathBuf {
+        self.state.join("control.sock")
+    }
+
+    /// Asks once, on a connection of its own.
+    ///
+    /// # Errors
+    /// It is not there, did not answer in time, or said no.
+    pub async fn ask(&self, request: &Request) -> Result<Response, GatewayError> {
+        let asked = timeout(ANSWER, exchange(&self.socket(), request)).await;
+        let answer = asked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        match answer {
+            Ok(Response::Error(why)) => Err(GatewayError::Refused(why)),
+            Ok(response) => Ok(response),
+            Err(source) => Err(GatewayError::Control { socket: self.socket(), source }),
+        }
+    }
+}
+
+impl Drop for GatewayProcess {
+    fn drop(&mut self) {
+        if let Some(child) = self.child.get_mut() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+async fn exchange(socket: &Path, request: &Request) -> io::Result<Response> {
+    let mut line = serde_json::to_vec(request)?;
+    line.push(b'\n');
+    let mut stream = UnixStream::connect(socket).await?;
+    stream.write_all(&line).await?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).await?;
+    Ok(serde_json::from_str(&answer)?)
+}
+
+fn free_port(rng: &mut StdRng) -> io::Result<u16> {
+    let mut last = io::Error::from(io::ErrorKind::AddrInUse);
+    for _ in 0..100 {
+        let port = rng.random_range(PORTS);
+        match TcpListener::bind(("127.0.0.1", port)) {
+            Ok(_) => return Ok(port),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}

@@ -1,0 +1,292 @@
+//! A gateway and a node as the processes that an operator starts, in a directory of their own.
+
+use std::fs::OpenOptions;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use bcd::gateway::control::{CommandView, EventView, NodeView, Request, Response};
+use bcd::model::{CommandId, NodeId};
+use serde_json::json;
+use serde_json::value::{RawValue, to_raw_value};
+
+/// Longest wait for anything: a busy machine is slow, never this slow.
+const PATIENCE: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(20);
+
+/// A child that is killed and reaped when it is dropped.
+pub struct Process(Child);
+
+impl Process {
+    pub fn kill(&mut self) -> ExitStatus {
+        let _ = self.0.kill();
+        self.0.wait().expect("a child to wait for")
+    }
+
+    /// Waits until it ends by itself.
+    pub fn wait(&mut self, what: &str) -> ExitStatus {
+        until(what, || self.0.try_wait().expect("a child to wait for"))
+    }
+
+    /// Waits until the armed failpoint has killed it.
+    pub fn wait_killed(&mut self, step: &str) {
+        let status = self.wait(&format!("the kill at {step}"));
+        assert_eq!(status.signal(), Some(9), "{step}: the process ended by itself: {status}");
+    }
+
+    pub fn terminate(&mut self) -> ExitStatus {
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(self.0.id()).expect("a pid"));
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("a running child");
+        self.wait("a clean stop")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Polls until there is a value.
+pub fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
+    let mut waited = Duration::ZERO;
+    loop {
+        if let Some(value) = poll() {
+            return value;
+        }
+        assert!(waited < PATIENCE, "waited {} s in vain for {what}", PATIENCE.as_secs());
+        sleep(POLL);
+        waited += POLL;
+    }
+}
+
+pub struct Lab {
+    dir: tempfile::TempDir,
+    port: u16,
+    pub gateway: Option<Process>,
+    pub node: Option<Process>,
+}
+
+impl Lab {
+    /// A lab with a running gateway.
+    pub fn new() -> Self {
+        let dir = tempfile::Builder::new().prefix("bcd-lab-").tempdir().expect("a directory");
+        let mut lab = Self { dir, port: free_port(), gateway: None, node: None };
+        lab.start_gateway(None);
+        lab
+    }
+
+    /// A lab with a running gateway and a joined node that is not running.
+    pub fn joined() -> Self {
+        let lab = Self::new();
+        let ticket = lab.ticket(1);
+        let joined = lab.join(&ticket);
+        assert!(joined.status.success(), "{}", shown(&joined));
+        lab
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// `bcd` with this lab's directories; `step` arms a failpoint.
+    pub fn bcd(&self, arguments: &[&str], step: Option<&str>) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bcd"));
+        command
+            .args(arguments)
+            .env("BCD_STATE", self.path("node"))
+            .env("BCD_RUN", self.path("run"))
+            .env("BCD_SIGNATURES_COMMANDS", "none")
+            .env("BCD_LOG", "debug")
+            .env_remove("BCD_FAILPOINT")
+            .stdin(Stdio::null());
+        if let Some(step) = step {
+            command.env("BCD_FAILPOINT", step);
+        }
+        command
+    }
+
+    fn daemon(&self, arguments: &[&str], step: Option<&str>, log: &str) -> Process {
+        let log = OpenOptions::new().create(true).append(true).open(self.path(log)).expect("a log");
+        let mut command = self.bcd(arguments, step);
+        command.stdout(log.try_clone().expect("a log")).stderr(log);
+        Process(command.spawn().expect("bcd starts"))
+    }
+
+    pub fn start_gateway(&mut self, step: Option<&str>) {
+        let state = self.path("gateway");
+        let listen = format!("127.0.0.1:{}", self.port);
+        let arguments = [
+            "gateway",
+            "--state",
+            &state.to_string_lossy(),
+            "--listen",
+            &listen,
+            "--heartbeat-interval",
+            "500ms",
+        ];
+        self.gateway = Some(self.daemon(&arguments, step, "gateway.log"));
+        until("the gateway's control socket", || self.try_ask(&Request::Stats));
+    }
+
+    pub fn kill_gateway(&mut self) {
+        self.gateway = None;
+    }
+
+    pub fn start_node(&mut self, step: Option<&str>) {
+        self.node = Some(self.daemon(&["node"], step, "node.log"));
+    }
+
+    pub fn kill_node(&mut self) {
+        self.node = None;
+    }
+
+    pub fn node(&mut self) -> &mut Process {
+        self.node.as_mut().expect("a node was started")
+    }
+
+    /// A ticket's file, for so many machines.
+    pub fn ticket(&self, uses: u32) -> PathBuf {
+        let Response::Ticket(ticket) = self.ask(&Request::Ticket { uses, ttl_s: 3600, site: "lab".into() })
+        else {
+            panic!("no ticket");
+        };
+        let path = self.path("ticket");
+        std::fs::write(&path, ticket).expect("the ticket's file");
+        path
+    }
+
+    pub fn join(&self, ticket: &Path) -> Output {
+        self.join_command(ticket, None).output().expect("bcd starts")
+    }
+
+    pub fn join_command(&self, ticket: &Path, step: Option<&str>) -> Command {
+        self.bcd(&["join", "--ticket", &ticket.to_string_lossy()], step)
+    }
+
+    pub fn try_ask(&self, request: &Request) -> Option<Response> {
+        let mut stream = UnixStream::connect(self.path("gateway").join("control.sock")).ok()?;
+        stream.set_read_timeout(Some(PATIENCE)).ok()?;
+        let mut line = serde_json::to_vec(request).expect("a request");
+        line.push(b'\n');
+        stream.write_all(&line).ok()?;
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer).ok()?;
+        serde_json::from_str(&answer).ok()
+    }
+
+    pub fn ask(&self, request: &Request) -> Response {
+        self.try_ask(request)
+            .unwrap_or_else(|| panic!("the gateway did not answer {request:?}\n{}", self.logs()))
+    }
+
+    pub fn nodes(&self) -> Vec<NodeView> {
+        match self.ask(&Request::Nodes) {
+            Response::Nodes(nodes) => nodes,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn node_id(&self) -> NodeId {
+        let nodes = self.nodes();
+        assert_eq!(nodes.len(), 1, "{nodes:?}");
+        nodes[0].node.clone()
+    }
+
+    pub fn events(&self) -> Vec<EventView> {
+        let mut events: Vec<EventView> = Vec::new();
+        loop {
+            let after = events.last().map_or(0, |event| event.seq);
+            match self.ask(&Request::Events { after, wait_ms: 0 }) {
+                Response::Events(page) if page.is_empty() => return events,
+                Response::Events(page) => events.extend(page),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    pub fn enqueue(&self, kind: &str, args: Box<RawValue>) -> CommandId {
+        let request =
+            Request::Enqueue { node: self.node_id(), kind: kind.into(), args, ttl_s: 3600, id: None };
+        match self.ask(&request) {
+            Response::Enqueued(id) => id,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A program that may not run twice: it appends `name` to the witness file, then does `rest`.
+    pub fn enqueue_program(&self, name: &str, rest: &str) -> CommandId {
+        let witness = self.path("witness");
+        let script = format!(r#"echo "$1" >> "$2"{rest}"#);
+        let argv = ["/bin/sh", "-c", &script, "sh", name, &witness.to_string_lossy()];
+        self.enqueue("node.exec", to_raw_value(&json!({ "argv": argv })).expect("arguments"))
+    }
+
+    /// How often the program of that name ran.
+    pub fn runs(&self, name: &str) -> usize {
+        let witness = std::fs::read_to_string(self.path("witness")).unwrap_or_default();
+        witness.lines().filter(|line| *line == name).count()
+    }
+
+    pub fn show(&self, id: &CommandId) -> Option<CommandView> {
+        match self.try_ask(&Request::Show { id: id.clone() })? {
+            Response::Command(view) => view.map(|view| *view),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Waits until a command has ended.
+    pub fn ended(&self, id: &CommandId) -> CommandView {
+        let ended = |view: &CommandView| bcd::sim::invariants::is_terminal(&view.state);
+        let mut waited = Duration::ZERO;
+        loop {
+            let view = self.show(id);
+            if let Some(view) = view.clone().filter(ended) {
+                return view;
+            }
+            assert!(waited < PATIENCE, "{id} did not end: {view:?}\n{}", self.logs());
+            sleep(POLL);
+            waited += POLL;
+        }
+    }
+
+    /// Runs a probe to its end: the node works.
+    pub fn probe(&self) {
+        let id = self.enqueue("node.probe", RawValue::from_string("{}".into()).expect("JSON"));
+        let view = self.ended(&id);
+        assert_eq!(view.state, "succeeded", "{view:?}\n{}", self.logs());
+    }
+
+    /// The ends of both logs, for a failure's message.
+    pub fn logs(&self) -> String {
+        let tail = |name: &str| {
+            let text = std::fs::read_to_string(self.path(name)).unwrap_or_default();
+            let lines: Vec<&str> = text.lines().collect();
+            format!("--- {name}\n{}\n", lines[lines.len().saturating_sub(40)..].join("\n"))
+        };
+        tail("gateway.log") + &tail("node.log")
+    }
+}
+
+pub fn shown(output: &Output) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    format!("{}\n{}{}", output.status, text(&output.stdout), text(&output.stderr))
+}
+
+/// A port below those that the kernel gives to clients: a restarted gateway must find it free.
+fn free_port() -> u16 {
+    use std::hash::{BuildHasher as _, Hasher as _};
+    loop {
+        // A new RandomState is keyed differently each time: chance enough for a port.
+        let chance = std::hash::RandomState::new().build_hasher().finish() % 12_000;
+        let port = 20_000 + u16::try_from(chance).expect("below 12,000");
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! `bcd sim` as its user runs it.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn sim(arguments: &[&str]) -> (Output, tempfile::TempDir) {
+    let tmp = tempfile::Builder::new().prefix("bcd-sim-test-").tempdir().expect("a directory");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bcd"));
+    command.arg("sim").args(arguments).env("TMPDIR", tmp.path()).env_remove("BCD_FAILPOINT");
+    (command.output().expect("bcd starts"), tmp)
+}
+
+fn left_behind(tmp: &tempfile::TempDir) -> usize {
+    std::fs::read_dir(tmp.path()).expect("the directory").count()
+}
+
+#[test]
+fn a_short_run_under_kills_holds_every_invariant_and_leaves_nothing_behind() {
+    let (output, tmp) =
+        sim(&["--nodes", "6", "--duration", "6s", "--seed", "3", "--chaos", "heavy", "--json"]);
+    let stdout = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{stdout}\n{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value =
+        serde_json::from_str(stdout.lines().last().expect("a last line")).expect("one object");
+    assert_eq!((report["schema"].as_u64(), report["seed"].as_u64()), (Some(1), Some(3)));
+    let invariants = report["invariants"].as_array().expect("a list");
+    let ids: Vec<_> = invariants.iter().filter_map(|one| one["id"].as_str()).collect();
+    assert_eq!(ids, ["I1", "I2", "I3"]);
+    for one in invariants {
+        assert!(one["held"] == true && one["checks"].as_u64() > Some(0), "{one}");
+    }
+    assert!(report["faults"]["gateway_killed"].as_u64() > Some(0), "{report}");
+    assert!(report["faults"]["agents_killed"].as_u64() > Some(0), "{report}");
+    assert!(report["latency_ms"]["accept"]["samples"].as_u64() > Some(0), "{report}");
+    assert!(stdout.contains("every invariant held; replay: bcd sim --nodes 6"), "{stdout}");
+    assert_eq!(left_behind(&tmp), 0, "the run's files are removed");
+}
+
+#[test]
+fn more_nodes_than_the_descriptor_limit_allows_are_refused_with_the_number_needed() {
+    let script = format!("ulimit -n 300; exec {} sim --nodes 1000 --duration 1s", env!("CARGO_BIN_EXE_bcd"));
+    let output = Command::new("/bin/sh").args(["-c", &script]).output().expect("a shell");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    assert!(stderr.contains("1000 nodes need 12256 file descriptors and the limit is 300"), "{stderr}");
+}
+
+#[test]
+fn a_wrong_duration_is_a_usage_error_that_says_how_to_write_it() {
+    let (output, _tmp) = sim(&["--duration", "soon"]);
+    assert_eq!(output.status.code(), Some(64));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("such as 20s"));
+}
