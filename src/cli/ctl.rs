@@ -9,7 +9,6 @@ use data_encoding::BASE64;
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::gateway::chain;
 use crate::gateway::control::{
     Client, ClientError, CommandView, EventView, NodeView, Request, Response, Stats,
 };
@@ -202,10 +201,7 @@ pub(super) fn run(args: Args) -> Exit {
         Ok(exit) => exit,
         // Whoever read the output has gone, as with `| head`.
         Err(CtlError::Write(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Exit::Done,
-        Err(error) => {
-            eprintln!("bcd ctl: {}", chain(&error));
-            error.exit()
-        }
+        Err(error) => super::fail(&error, error.exit()),
     }
 }
 
@@ -524,9 +520,4 @@ fn show_stats(stats: &Stats) -> Result<(), CtlError> {
         writeln!(out, "refused   {token} {count}")?;
     }
     Ok(())
-}
-
-/// A line for people; a reader that has gone away is no error.
-pub(super) fn say(line: &str) {
-    let _ = writeln!(std::io::stdout(), "{line}");
 }
