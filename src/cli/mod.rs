@@ -6,6 +6,8 @@ mod join;
 mod journal;
 mod kinds;
 mod node;
+#[cfg(feature = "fakehw")]
+mod sim;
 mod status;
 
 use std::ffi::OsString;
@@ -40,6 +42,8 @@ enum Command {
     Journal(journal::Args),
     Kinds(kinds::Args),
     Config(config::Args),
+    #[cfg(feature = "fakehw")]
+    Sim(sim::Args),
 }
 
 /// Options that stand over bcd.toml.
@@ -107,6 +111,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         Command::Journal(args) => journal::run(&args),
         Command::Kinds(args) => kinds::run(&args),
         Command::Config(args) => config::run(&args),
+        #[cfg(feature = "fakehw")]
+        Command::Sim(args) => sim::run(&args),
     };
     done.unwrap_or_else(|exit| exit)
 }
