@@ -65,6 +65,9 @@ pub(super) trait Job: Send {
     fn answer(self: Box<Self>, written: Result<(), WriteError>);
 }
 
+/// A job of a batch, and what became of it so far.
+type Tried = (Box<dyn Job>, Result<(), WriteError>);
+
 /// A job made of a closure and the one who waits for its value.
 pub(super) struct Call<T, F> {
     work: Option<F>,
@@ -110,7 +113,7 @@ impl Core {
             return Lazy::default();
         }
         let before = self.counters;
-        let mut jobs: Vec<_> = jobs.into_iter().map(|job| (job, Ok(()))).collect();
+        let mut jobs: Vec<Tried> = jobs.into_iter().map(|job| (job, Ok(()))).collect();
         let left = match self.transaction(&mut jobs, &lazy) {
             Ok(lazy_written) => {
                 if lazy_written && lazy.has_acks() {
@@ -134,11 +137,7 @@ impl Core {
     }
 
     /// Whether the lazy writes are in the transaction that was committed.
-    fn transaction(
-        &mut self,
-        jobs: &mut [(Box<dyn Job>, Result<(), WriteError>)],
-        lazy: &Lazy,
-    ) -> rusqlite::Result<bool> {
+    fn transaction(&mut self, jobs: &mut [Tried], lazy: &Lazy) -> rusqlite::Result<bool> {
         let changes = self.conn.total_changes();
         self.execute("BEGIN IMMEDIATE")?;
         let lazy_written = self.in_savepoint(|core| lazy.write(core))?.is_ok();
@@ -164,7 +163,8 @@ impl Core {
                 self.execute("RELEASE job")?;
                 Ok(Ok(()))
             }
-            // A full disk and an I/O error may end the whole transaction.
+            // SQLite ends the whole transaction itself for some errors of the disk, a full one among them. Then the
+            // neighbours are not written either, and are told so: the disk has as little room for them.
             Err(error) if self.conn.is_autocommit() || is_failed_sync(&error) => Err(error),
             Err(error) => {
                 self.counters = before;

@@ -82,7 +82,10 @@ pub enum OpenError {
         path: PathBuf,
     },
     /// A join may replace a rowless journal only.
-    #[error("{path} holds {rows} commands; a join replaces only a journal without any: move it aside first")]
+    #[error(
+        "{path} holds {rows} commands, and a join replaces only a journal without any; move it aside with: mkdir \
+         {dir}/old && mv {path}* {dir}/old/", dir = dir_of(path)
+    )]
     NotEmpty {
         /// The journal.
         path: PathBuf,

@@ -10,6 +10,8 @@ use nix::libc;
 use super::begun::sync_dir;
 use super::error::OpenError;
 
+/// What a corrupt journal is called; the time in seconds follows.
+const ASIDE: &str = "journal.db.corrupt-";
 /// Moved-aside files kept; older ones are removed.
 const KEPT: usize = 3;
 
@@ -20,6 +22,8 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Open
 
 /// Makes the state directory where it is missing, checks that it is ours alone, and gives its canonical path.
 pub(super) fn state_dir(state: &Path) -> Result<PathBuf, OpenError> {
+    // Without a slash at the end, with which a link would be followed.
+    let state = &state.components().collect::<PathBuf>();
     private_dir(state)?;
     let state = state.canonicalize().map_err(io_error("resolve", state))?;
     private_dir(&super::begun::dir(&state))?;
@@ -109,12 +113,10 @@ pub(super) fn prepare(state: &Path, db: &Path, unix_s: i64) -> Result<(), OpenEr
 
 /// Moves a database that SQLite cannot read aside, with its log. Nothing is deleted but the oldest of more than three.
 pub(super) fn move_aside(state: &Path, db: &Path, unix_s: i64) -> Result<PathBuf, OpenError> {
-    let mut aside = state.join(format!("journal.db.corrupt-{unix_s}"));
-    let mut at = unix_s;
-    while aside.symlink_metadata().is_ok() {
-        at += 1;
-        aside = state.join(format!("journal.db.corrupt-{at}"));
-    }
+    // Behind every one that is there, should the clock have gone back: the oldest are told by their number.
+    let kept = kept_aside(state).map_err(io_error("list", state))?;
+    let at = kept.first().map_or(unix_s, |(last, _)| unix_s.max(last + 1));
+    let aside = state.join(format!("{ASIDE}{at}"));
     let wal = wal_of(db);
     // The log first: a crash between the two leaves a database without its log, never a log for a new database.
     if wal.symlink_metadata().is_ok() {
@@ -138,18 +140,7 @@ pub(super) fn remove_rowless(state: &Path, db: &Path) -> Result<(), OpenError> {
 }
 
 fn forget_oldest(state: &Path) -> io::Result<()> {
-    let mut kept = Vec::new();
-    for entry in std::fs::read_dir(state)? {
-        let path = entry?.path();
-        let at = path
-            .file_name()
-            .and_then(|name| name.to_str()?.strip_prefix("journal.db.corrupt-")?.parse().ok());
-        if let Some(at) = at {
-            kept.push((at, path));
-        }
-    }
-    kept.sort_by_key(|(at, _): &(i64, PathBuf)| std::cmp::Reverse(*at));
-    for (_, path) in kept.into_iter().skip(KEPT) {
+    for (_, path) in kept_aside(state)?.into_iter().skip(KEPT) {
         std::fs::remove_file(&path)?;
         let wal = wal_of(&path);
         if wal.symlink_metadata().is_ok() {
@@ -157,6 +148,20 @@ fn forget_oldest(state: &Path) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Databases that were moved aside, the latest first.
+fn kept_aside(state: &Path) -> io::Result<Vec<(i64, PathBuf)>> {
+    let mut kept = Vec::new();
+    for entry in std::fs::read_dir(state)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        if let Some(at) = name.and_then(|name| name.strip_prefix(ASIDE)?.parse().ok()) {
+            kept.push((at, path));
+        }
+    }
+    kept.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+    Ok(kept)
 }
 
 /// Grows the log to `bytes` with zeros, so that commits overwrite: a growing file costs a journal commit of the file

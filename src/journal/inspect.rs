@@ -19,7 +19,7 @@ use super::files::wal_of;
 use super::record::State;
 use super::rows::{self, Row};
 use super::{schema, settings};
-use crate::model::{CommandId, Digest, Effect, JournalId, Reason, ServerTime, Terminal};
+use crate::model::{CommandId, Digest, Effect, Exit, JournalId, Reason, ServerTime, Terminal};
 
 /// Commands in a snapshot: at about 400 bytes each it stays under 4 MiB.
 const COMMANDS: u64 = 10_000;
@@ -125,6 +125,17 @@ pub enum InspectError {
     /// It cannot be read.
     #[error(transparent)]
     Open(#[from] OpenError),
+}
+
+impl InspectError {
+    /// How a subcommand that meets it ends.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::Missing(_) => Exit::Unknown,
+            Self::Held { .. } => Exit::TryLater,
+            Self::Open(error) => error.exit(),
+        }
+    }
 }
 
 /// Reads the snapshot of an open database.
@@ -236,7 +247,7 @@ fn holder(file: &File) -> io::Result<Option<i32>> {
         l_len: 512,
         l_pid: 0,
     };
-    fcntl(file, FcntlArg::F_GETLK(&mut lock))?;
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
     Ok((i32::from(lock.l_type) != libc::F_UNLCK).then_some(lock.l_pid))
 }
 

@@ -171,8 +171,9 @@ fn establish(
     }
     settings::apply(&conn, db)?;
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false).map_err(sqlite)?;
-    files::grow_wal(db, options.wal_bytes)?;
     schema::migrate(&mut conn, version, &options.node_id, new_id, birth).map_err(sqlite)?;
+    // After the first read or write: SQLite makes the log no earlier.
+    files::grow_wal(db, options.wal_bytes)?;
     Ok(conn)
 }
 

@@ -52,7 +52,7 @@ pub(super) fn connect(db: &Path) -> rusqlite::Result<Connection> {
     Ok(conn)
 }
 
-/// Sets each and reads it back.
+/// Sets each, then reads each back.
 pub(super) fn apply(conn: &Connection, db: &Path) -> Result<(), OpenError> {
     let sqlite = |source| OpenError::Sqlite { path: db.to_owned(), source };
     for setting in SETTINGS {
@@ -61,7 +61,15 @@ pub(super) fn apply(conn: &Connection, db: &Path) -> Result<(), OpenError> {
         let mut rows = set.query([]).map_err(sqlite)?;
         while rows.next().map_err(sqlite)?.is_some() {}
         drop(rows);
-        let found = read(conn, setting.name).map_err(sqlite)?;
+    }
+    verify(conn, db)
+}
+
+/// Reads each back.
+pub(super) fn verify(conn: &Connection, db: &Path) -> Result<(), OpenError> {
+    for setting in SETTINGS {
+        let found =
+            read(conn, setting.name).map_err(|source| OpenError::Sqlite { path: db.to_owned(), source })?;
         if found != setting.read {
             return Err(OpenError::Setting {
                 path: db.to_owned(),

@@ -39,6 +39,7 @@ const PAGE_BYTES: usize = HELLO_RESULTS_BYTES;
 const READ_RETRY: Duration = Duration::from_secs(1);
 
 type Pending<T> = Option<BoxFuture<'static, T>>;
+type Opened = Result<(Box<dyn Link>, Resend), LinkEnd>;
 
 pub(super) struct Driver {
     parts: SessionParts,
@@ -51,7 +52,7 @@ pub(super) struct Driver {
     /// The epoch of a refused Welcome, recorded before the next Hello is built.
     refused_epoch: Option<u64>,
     outbox_ended: bool,
-    opening: Pending<Result<(Box<dyn Link>, Resend), LinkEnd>>,
+    opening: Pending<Opened>,
     applying: Pending<()>,
     reading: Pending<Unacked>,
     /// Armed while the link's queue is full.
@@ -61,7 +62,7 @@ pub(super) struct Driver {
 
 enum Event {
     Stop,
-    Opened(Result<(Box<dyn Link>, Resend), LinkEnd>),
+    Opened(Opened),
     Applied,
     Read(Unacked),
     Frame(Result<pb::GatewayFrame, LinkEnd>),
@@ -167,10 +168,16 @@ impl Driver {
 
     fn input(&mut self, input: Input) {
         let now = Now { mono: self.started.elapsed(), working: self.parts.working.now() };
-        for output in self.machine.handle(now, input) {
+        let outputs = self.machine.handle(now, input);
+        // Traffic changes nothing that the status shows; everything else may, an input without outputs too.
+        let traffic = |output: &Output| matches!(output, Output::Deliver(_) | Output::Acked(_));
+        let changed = outputs.is_empty() || !outputs.iter().all(traffic);
+        for output in outputs {
             self.perform(output);
         }
-        self.publish();
+        if changed {
+            self.publish();
+        }
     }
 
     fn publish(&self) {

@@ -139,3 +139,21 @@ impl std::fmt::Display for Endpoint {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_a_name_or_an_address_with_a_port_and_reads_back_from_its_text() {
+        for good in ["gw1.lab.example:443", "10.0.0.7:7443", "[::1]:7443", "localhost:1"] {
+            let endpoint: Endpoint = good.parse().expect(good);
+            assert_eq!(endpoint.to_string(), good);
+        }
+        for bad in
+            ["", "gw1", "gw1:", ":443", "gw1:0", "gw1:65536", "::1:443", "[::1:443", "a b:1", "gw1/x:443"]
+        {
+            assert!(bad.parse::<Endpoint>().is_err(), "{bad}");
+        }
+    }
+}

@@ -63,6 +63,8 @@ pub fn end_by_peer(status: &Status) -> Option<LinkEnd> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     #[test]
@@ -89,5 +91,42 @@ mod tests {
         assert_eq!(with("soon"), None);
         assert_eq!(with("1e3"), None);
         assert_eq!(with("99999999"), Some(MAX_PUSHBACK));
+    }
+
+    #[test]
+    fn each_code_that_the_peer_sends_has_its_kind() {
+        for (code, kind) in [
+            (Code::Unavailable, EndKind::Unavailable),
+            (Code::ResourceExhausted, EndKind::Unavailable),
+            (Code::Aborted, EndKind::Aborted),
+            (Code::Unauthenticated, EndKind::Unauthenticated),
+            (Code::PermissionDenied, EndKind::Refused),
+            (Code::InvalidArgument, EndKind::Refused),
+            (Code::FailedPrecondition, EndKind::Refused),
+        ] {
+            assert_eq!(end_by_peer(&Status::new(code, "")).map(|end| end.kind), Some(kind), "{code:?}");
+        }
+        let internal = refusal(Code::Internal, Reason::Internal, "its store failed", None);
+        let end = end_by_peer(&internal).expect("the peer's");
+        assert_eq!((end.kind, end.reason), (EndKind::Lost, Some(Reason::Internal)));
+    }
+
+    #[test]
+    fn a_status_made_for_a_broken_connection_is_not_the_peers() {
+        assert_eq!(end_by_peer(&Status::unknown("broken pipe")), None);
+        let broken = Status::from_error(Box::new(std::io::Error::other("reset")));
+        assert_eq!(end_by_peer(&broken), None);
+        let mut dressed = Status::unavailable("keep-alive timed out");
+        dressed.set_source(Arc::new(std::io::Error::other("reset")));
+        assert_eq!(end_by_peer(&dressed), None);
+    }
+
+    #[test]
+    fn an_unknown_token_is_no_token_and_a_long_message_is_cut() {
+        let mut status = Status::unauthenticated("x".repeat(1 << 20));
+        status.metadata_mut().insert(REASON, "from-the-future".parse().expect("ascii"));
+        let end = end_by_peer(&status).expect("the peer's");
+        assert_eq!((end.kind, end.reason), (EndKind::Unauthenticated, None));
+        assert!(end.detail.len() < 2 * limits::TEXT_BYTES);
     }
 }

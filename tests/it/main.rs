@@ -5,5 +5,6 @@ mod crash;
 mod dependencies;
 mod docs;
 mod lab;
+mod session;
 mod sim;
 mod source;

@@ -48,7 +48,7 @@ pub(super) async fn tls(
 }
 
 /// Both address families race; within a family the addresses are tried in the resolver's order.
-async fn race(addresses: Vec<SocketAddr>) -> std::io::Result<TcpStream> {
+pub(super) async fn race(addresses: Vec<SocketAddr>) -> std::io::Result<TcpStream> {
     let first_family = addresses.first().map(SocketAddr::is_ipv6);
     let (first, second): (Vec<_>, Vec<_>) =
         addresses.into_iter().partition(|address| Some(address.is_ipv6()) == first_family);

@@ -60,7 +60,7 @@ struct GrpcLink {
 
 enum Incoming {
     WaitingForHeaders(BoxFuture<'static, Result<Response<Streaming<pb::GatewayFrame>>, Status>>),
-    Open(Streaming<pb::GatewayFrame>),
+    Open(Box<Streaming<pb::GatewayFrame>>),
     /// The call has failed; the connection is still to be asked why.
     Failed(Box<Status>),
     /// The gateway has closed its half in order.
@@ -83,7 +83,7 @@ impl GrpcLink {
             // Every await may be the last of a dropped future: what it gave is in `incoming` before the next one.
             self.incoming = match &mut self.incoming {
                 Incoming::WaitingForHeaders(call) => match call.await {
-                    Ok(response) => Incoming::Open(response.into_inner()),
+                    Ok(response) => Incoming::Open(Box::new(response.into_inner())),
                     Err(status) => Incoming::Failed(Box::new(status)),
                 },
                 Incoming::Open(frames) => match frames.message().await {
@@ -129,7 +129,7 @@ impl Link for GrpcLink {
                 if let Incoming::WaitingForHeaders(call) = &mut incoming
                     && let Ok(response) = call.await
                 {
-                    incoming = Incoming::Open(response.into_inner());
+                    incoming = Incoming::Open(Box::new(response.into_inner()));
                 }
                 if let Incoming::Open(frames) = &mut incoming {
                     while let Ok(Some(_)) = frames.message().await {}

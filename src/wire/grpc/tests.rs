@@ -288,3 +288,101 @@ async fn a_full_queue_gives_the_frame_back() {
     }
     assert!(link.send(heartbeat(2)).is_err());
 }
+
+fn hello_frame() -> pb::NodeFrame {
+    pb::NodeFrame { frame: Some(pb::node_frame::Frame::Hello(pb::Hello::default())) }
+}
+
+#[tokio::test]
+async fn a_gateway_that_refuses_the_certificate_inside_tls_is_told_from_a_broken_wire() {
+    let ca = Ca::new();
+    let mut config = ca.server("127.0.0.1", NOW + DAY);
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(ca.der.clone()).expect("a CA");
+    let ring = Arc::new(rustls::crypto::ring::default_provider());
+    let demanding = rustls::server::WebPkiClientVerifier::builder_with_provider(Arc::new(roots), ring);
+    let with_clients = rustls::ServerConfig::builder_with_provider(Arc::clone(config.crypto_provider()))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .expect("TLS 1.3")
+        .with_client_cert_verifier(demanding.build().expect("a verifier"))
+        .with_cert_resolver(Arc::clone(&config.cert_resolver));
+    config = with_clients;
+    config.alpn_protocols = vec![tls::ALPN.to_vec()];
+    let endpoint = listen(config).await;
+    let dialer = GrpcDialer::new(client(&ca.pin(), At(NOW, true)));
+    // The dial may succeed: under TLS 1.3 the client is done before the server has judged it.
+    let end = match dialer.open(&endpoint, hello_frame(), Duration::from_secs(20)).await {
+        Ok(mut link) => link.receive().await.expect_err("the end"),
+        Err(end) => end,
+    };
+    assert_eq!((end.kind, end.reason), (EndKind::Unauthenticated, None), "{end}");
+    assert!(end.detail.contains("CertificateRequired"), "{end}");
+}
+
+#[tokio::test]
+async fn a_gateway_that_asks_for_calm_is_heard() {
+    let ca = Ca::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a socket");
+    let endpoint =
+        Endpoint { host: "127.0.0.1".into(), port: listener.local_addr().expect("an address").port() };
+    let acceptor = TlsAcceptor::from(Arc::new(ca.server("127.0.0.1", NOW + DAY)));
+    tokio::spawn(async move {
+        let (tcp, _) = listener.accept().await.expect("a connection");
+        let tls = acceptor.accept(tcp).await.expect("a handshake");
+        let mut http = h2::server::handshake(tls).await.expect("HTTP/2");
+        let _call = http.accept().await;
+        http.abrupt_shutdown(h2::Reason::ENHANCE_YOUR_CALM);
+        let _ = http.accept().await;
+    });
+    let dialer = GrpcDialer::new(client(&ca.pin(), At(NOW, true)));
+    let mut link = dialer.open(&endpoint, hello_frame(), Duration::from_secs(20)).await.expect("a link");
+    let end = link.receive().await.expect_err("the end");
+    assert_eq!(end.kind, EndKind::Calm, "{end}");
+}
+
+#[tokio::test]
+async fn a_gateway_that_vanishes_is_a_lost_link() {
+    let ca = Ca::new();
+    let endpoint = {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a socket");
+        let port = listener.local_addr().expect("an address").port();
+        let acceptor = TlsAcceptor::from(Arc::new(ca.server("127.0.0.1", NOW + DAY)));
+        tokio::spawn(async move {
+            let (tcp, _) = listener.accept().await.expect("a connection");
+            drop(acceptor.accept(tcp).await.expect("a handshake"));
+        });
+        Endpoint { host: "127.0.0.1".into(), port }
+    };
+    let dialer = GrpcDialer::new(client(&ca.pin(), At(NOW, true)));
+    let end = match dialer.open(&endpoint, hello_frame(), Duration::from_secs(20)).await {
+        Ok(mut link) => link.receive().await.expect_err("the end"),
+        Err(end) => end,
+    };
+    assert_eq!((end.kind, end.reason), (EndKind::Lost, Some(Reason::LinkLost)), "{end}");
+}
+
+#[tokio::test]
+async fn a_second_address_is_tried_when_the_first_refuses() {
+    let live = TcpListener::bind("127.0.0.1:0").await.expect("a socket");
+    let dead = TcpListener::bind("127.0.0.1:0").await.expect("a socket").local_addr().expect("an address");
+    let live_at = live.local_addr().expect("an address");
+    let stream = dial::race(vec![dead, live_at]).await.expect("the second");
+    assert_eq!(stream.peer_addr().expect("an address"), live_at);
+    let error = dial::race(vec![dead]).await.expect_err("nobody listens");
+    assert!(error.to_string().contains(&dead.to_string()), "{error}");
+}
+
+#[tokio::test]
+async fn a_silent_gateway_is_found_by_keep_alive() {
+    let ca = Ca::new();
+    let endpoint = listen(ca.server("127.0.0.1", NOW + DAY)).await;
+    let dialer = GrpcDialer::new(client(&ca.pin(), At(NOW, true)));
+    let mut link = dialer.open(&endpoint, hello_frame(), Duration::from_secs(20)).await.expect("a link");
+    // From here on only timers can move anything: the server has stopped reading.
+    tokio::time::pause();
+    let before = tokio::time::Instant::now();
+    let end = link.receive().await.expect_err("the end");
+    assert_eq!((end.kind, end.reason), (EndKind::Lost, Some(Reason::LinkLost)), "{end}");
+    assert!(end.detail.contains("keep-alive"), "{end}");
+    assert!(before.elapsed() < Duration::from_secs(35), "{:?}", before.elapsed());
+}

@@ -1,0 +1,283 @@
+//! The writer's handle: what the session, the executor and the status socket call.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::{oneshot, watch};
+
+use super::core::{Call, Core, Shared};
+use super::durable::Durable;
+use super::error::WriteError;
+use super::inspect::{self, Snapshot};
+use super::lazy::Lazy;
+use super::record::{Accepted, Running};
+use super::writer::Queue;
+use super::{Admission, Mode, Unacked, ops};
+use crate::admission::Context;
+use crate::failpoint;
+use crate::model::{Command, CommandId, Done, JournalId, Outcome, Reason, ServerTime};
+use crate::wire::dsse::Verified;
+
+/// The writer's handle. When the last clone is dropped without [`Journal::close`], the writer ends as in a crash: what
+/// was answered stands, what was to ride on a later commit is lost.
+#[derive(Debug, Clone)]
+pub struct Journal {
+    shared: Arc<Shared>,
+    writer: Arc<Writer>,
+}
+
+#[derive(Debug)]
+enum Writer {
+    Thread(Arc<Queue>),
+    /// Absent once closed.
+    Inline(Mutex<Option<(Box<Core>, Lazy)>>),
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if let Self::Thread(queue) = self {
+            queue.abandon();
+        }
+    }
+}
+
+impl Journal {
+    pub(super) fn over(core: Core, mode: Mode) -> Result<Self, WriteError> {
+        let shared = Arc::clone(&core.shared);
+        let writer = match mode {
+            Mode::Inline => Writer::Inline(Mutex::new(Some((Box::new(core), Lazy::default())))),
+            Mode::Thread => Writer::Thread(Queue::start(core).map_err(|error| WriteError {
+                why: Reason::IoError,
+                detail: format!("the writer's thread cannot be started: {error}"),
+            })?),
+        };
+        Ok(Self { shared, writer: Arc::new(writer) })
+    }
+
+    /// Runs `work` in the writer; its value comes after the commit. Who drops the future does not take the work back.
+    pub(super) async fn submit<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Core) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, WriteError> {
+        let (reply, answer) = oneshot::channel();
+        let job = Box::new(Call::new(work, reply));
+        match &*self.writer {
+            Writer::Thread(queue) => queue.push(job).await,
+            Writer::Inline(slot) => {
+                let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+                match slot.as_mut() {
+                    Some((core, lazy)) => *lazy = core.run_batch(vec![job], std::mem::take(lazy)),
+                    None => return Err(WriteError::stopping()),
+                }
+            }
+        }
+        answer.await.unwrap_or_else(|_| Err(WriteError::writer_gone()))
+    }
+
+    /// Id of the file.
+    pub fn id(&self) -> JournalId {
+        self.shared.journal_id.clone()
+    }
+
+    /// Its birth.
+    pub fn birth(&self) -> Option<ServerTime> {
+        self.shared.birth
+    }
+
+    /// Looks up, decides (admission) and writes, as one job of the writer. This future, and those that take a command
+    /// on, are to be awaited to their end: a command that nobody took up stays as it is until the next start.
+    ///
+    /// # Errors
+    /// Nothing was written; the command is to be refused `busy` with the why.
+    pub async fn admit(&self, command: Verified<Command>, context: Context) -> Result<Admission, WriteError> {
+        let admitting = self.submit(move |core| ops::admit(core, command, &context)).await?;
+        let admission = admitting.after_sync();
+        match &admission {
+            Admission::Accepted(_) => failpoint::hit(failpoint::ACCEPTED),
+            Admission::Restarted(_) => failpoint::hit(failpoint::RUNNING),
+            Admission::Ended(_) | Admission::Answered(_) => {}
+        }
+        Ok(admission)
+    }
+
+    /// Writes RUNNING.
+    ///
+    /// # Errors
+    /// Nothing was written; the command is given back.
+    pub async fn start(
+        &self,
+        command: Durable<Accepted>,
+        started: Option<ServerTime>,
+    ) -> Result<Durable<Running>, (Durable<Accepted>, WriteError)> {
+        let id = command.command.command().header.id.clone();
+        let attempt = command.attempt.saturating_add(1);
+        match self.submit(move |core| ops::start(core, &id, attempt, started)).await {
+            Ok(()) => {
+                failpoint::hit(failpoint::RUNNING);
+                let Accepted { command, .. } = command.into_inner();
+                Ok(Durable::after_sync(Running { command, attempt, started }))
+            }
+            Err(error) => Err((command, error)),
+        }
+    }
+
+    /// Writes DONE with the outcome.
+    ///
+    /// # Errors
+    /// Nothing was written; the command and its outcome are given back.
+    pub async fn finish(
+        &self,
+        command: Durable<Running>,
+        outcome: Outcome,
+    ) -> Result<Durable<Done>, (Durable<Running>, Outcome, WriteError)> {
+        match self.write_done(command.command.command(), outcome).await {
+            Ok(done) => Ok(done),
+            Err((outcome, error)) => Err((command, outcome, error)),
+        }
+    }
+
+    /// Writes DONE for a command that was never started (cancelled).
+    ///
+    /// # Errors
+    /// Nothing was written; the command and its outcome are given back.
+    pub async fn finish_accepted(
+        &self,
+        command: Durable<Accepted>,
+        outcome: Outcome,
+    ) -> Result<Durable<Done>, (Durable<Accepted>, Outcome, WriteError)> {
+        match self.write_done(command.command.command(), outcome).await {
+            Ok(done) => Ok(done),
+            Err((outcome, error)) => Err((command, outcome, error)),
+        }
+    }
+
+    async fn write_done(
+        &self,
+        command: &Command,
+        outcome: Outcome,
+    ) -> Result<Durable<Done>, (Outcome, WriteError)> {
+        let done =
+            Arc::new(Done { id: command.header.id.clone(), body_sha256: command.body_sha256, outcome });
+        let job = Arc::clone(&done);
+        let written = self.submit(move |core| ops::finish(core, &job.id, &job.outcome)).await;
+        let done = Arc::unwrap_or_clone(done);
+        match written {
+            Ok(()) => {
+                failpoint::hit(failpoint::DONE);
+                Ok(Durable::after_sync(done))
+            }
+            Err(error) => Err((done.outcome, error)),
+        }
+    }
+
+    /// The result of a done command or tombstone, if there is one of that id.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub async fn result(&self, id: CommandId) -> Result<Option<Durable<Done>>, WriteError> {
+        let done = self.submit(move |core| ops::result(core, &id)).await?;
+        Ok(done.map(Durable::after_sync))
+    }
+
+    /// Ends what an older incarnation left, no redelivery took up, and signed time has passed by now; for the
+    /// outbox. To be called now and then, a minute apart.
+    ///
+    /// # Errors
+    /// Nothing was written; the next call finds the same commands.
+    pub async fn expire_left(&self, signed: ServerTime) -> Result<Vec<Durable<Done>>, WriteError> {
+        let ended = self.submit(move |core| ops::expire_left(core, signed)).await?;
+        Ok(ended.into_iter().map(Durable::after_sync).collect())
+    }
+
+    /// Results were acked: tombstones ride on the next commit, within a second.
+    pub fn acked(&self, ids: Vec<CommandId>) {
+        self.lazily(|lazy| lazy.acked(ids), true);
+    }
+
+    /// The working clock and signed time: they ride on the next commit, at most 60 s late.
+    pub fn note_time(&self, mark: ServerTime, signed: Option<ServerTime>) {
+        self.lazily(|lazy| lazy.time(Some(mark), signed), false);
+    }
+
+    fn lazily(&self, add: impl FnOnce(&mut Lazy) -> bool, soon: bool) {
+        match &*self.writer {
+            Writer::Thread(queue) => queue.lazily(add),
+            Writer::Inline(slot) => {
+                let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some((core, lazy)) = slot.as_mut() {
+                    add(lazy);
+                    // There is no timer here, so what may not wait a minute is written at once.
+                    if soon {
+                        *lazy = core.run_batch(Vec::new(), std::mem::take(lazy));
+                    }
+                }
+            }
+        }
+    }
+
+    /// A Welcome was applied: the epoch and the mark, durable when this returns.
+    ///
+    /// # Errors
+    /// Nothing was written; the session goes on all the same.
+    pub async fn welcomed(&self, epoch: u64, mark: ServerTime) -> Result<(), WriteError> {
+        self.submit(move |core| ops::welcomed(core, epoch, mark)).await?;
+        self.shared.last_epoch.store(epoch, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The epoch of the last Welcome.
+    pub fn last_epoch(&self) -> u64 {
+        self.shared.last_epoch.load(Ordering::Relaxed)
+    }
+
+    /// Unacked results, oldest first, behind `after`, up to `max_bytes` of encoded output (at least one).
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub async fn unacked(&self, after: Option<u64>, max_bytes: usize) -> Result<Unacked, WriteError> {
+        let (page, next) = self.submit(move |core| ops::unacked(core, after, max_bytes)).await?;
+        Ok(Unacked { results: page.into_iter().map(Durable::after_sync).collect(), next })
+    }
+
+    /// What stands in the journal, for people.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub async fn snapshot(&self) -> Result<Snapshot, WriteError> {
+        self.submit(|core| inspect::snapshot(&core.conn, &core.db)).await
+    }
+
+    /// Commits so far that wrote something.
+    pub fn commits(&self) -> u64 {
+        self.shared.commits.load(Ordering::Relaxed)
+    }
+
+    /// Returns once a sync has failed: the process is to exit, and a new one to read what really reached the disk.
+    /// Until then every call is answered `io-error`. Never returns otherwise.
+    pub async fn failed(&self) {
+        let mut failed: watch::Receiver<bool> = self.shared.failed.subscribe();
+        if failed.wait_for(|failed| *failed).await.is_err() {
+            std::future::pending().await
+        }
+    }
+
+    /// Writes what rides lazily, checkpoints and closes; the lock is free when it returns. Later calls fail with
+    /// `stopping`.
+    pub async fn close(&self) {
+        match &*self.writer {
+            Writer::Thread(queue) => {
+                if let Some(closed) = queue.close() {
+                    // An error is the thread's end as well.
+                    let _ = closed.await;
+                }
+            }
+            Writer::Inline(slot) => {
+                let taken = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+                if let Some((mut core, lazy)) = taken {
+                    core.run_batch(Vec::new(), lazy);
+                    core.end();
+                }
+            }
+        }
+    }
+}

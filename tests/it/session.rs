@@ -1,0 +1,479 @@
+//! The session with its driver: a real journal, an in-memory link, and the gateway's part played by the test.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bcd::admission::Context;
+use bcd::clock::TokioClock;
+use bcd::exec::Lanes;
+use bcd::journal::{Admission, Durable, Journal, Locked, Mode, Options};
+use bcd::model::{
+    Answer, AnswerState, BootId, CommandId, Digest, Done, Effect, Incarnation, JournalId, Lane, NodeId,
+    Outcome, Role, ServerTime, Terminal,
+};
+use bcd::session::outbox::{OutboxSender, Outgoing, outbox};
+use bcd::session::{HelloFacts, Session, SessionParts, SessionState, SessionStatus, WorkingClock};
+use bcd::wire::dsse::{Audience, Envelope, Policy, verify_command};
+use bcd::wire::frames::Delivery;
+use bcd::wire::link::{EndKind, Endpoint, LinkEnd};
+use bcd::wire::memory::{Attempt, Dials, FarEnd, QUEUE, dialer};
+use bcd::wire::pb;
+use bcd::wire::pb::gateway_frame::Frame as Down;
+use bcd::wire::pb::node_frame::Frame as Up;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use tokio::sync::{mpsc, watch};
+
+const NOW: ServerTime = ServerTime(1_900_000_000_000);
+const DELIVERIES: usize = 2;
+
+struct Node {
+    journal: Journal,
+    outbox: OutboxSender,
+    deliveries: mpsc::Receiver<Delivery>,
+    lanes: Lanes,
+    status: watch::Receiver<SessionStatus>,
+    stop: watch::Sender<bool>,
+    running: tokio::task::JoinHandle<()>,
+    dials: Dials,
+    _state: tempfile::TempDir,
+}
+
+fn node_id() -> NodeId {
+    NodeId::new("n-1").expect("an id")
+}
+
+fn open_journal(state: &std::path::Path) -> Journal {
+    let mut rng = StdRng::seed_from_u64(1);
+    let options = Options {
+        // Made by the journal, with the permissions that it asks for.
+        state: state.join("state"),
+        node_id: node_id(),
+        incarnation: Incarnation::random(&mut rng),
+        boot_id: BootId::random(&mut rng),
+        wal_bytes: 64 << 10,
+        mode: Mode::Inline,
+    };
+    let id = JournalId::random(&mut rng);
+    Locked::open(options, id).expect("a journal").recover(Some(NOW)).expect("recovered").0
+}
+
+/// A node whose journal holds what `prepare` has put there.
+async fn node_with(prepare: impl AsyncFnOnce(&Journal)) -> Node {
+    let state = tempfile::tempdir().expect("a directory");
+    let journal = open_journal(state.path());
+    prepare(&journal).await;
+    let clock = Arc::new(TokioClock::starting_at(0));
+    let working = WorkingClock::new(clock, Some(NOW), Some(NOW));
+    let (dialer, dials) = dialer();
+    let (outbox, outbox_end) = outbox();
+    let (deliver, deliveries) = mpsc::channel(DELIVERIES);
+    let (status, status_end) = watch::channel(SessionStatus::new(Duration::ZERO));
+    let (stop, stop_end) = watch::channel(false);
+    let lanes = Lanes::default();
+    let mut rng = StdRng::seed_from_u64(2);
+    let hello = HelloFacts {
+        node_id: node_id(),
+        role: Role::Host,
+        boot_id: BootId::random(&mut rng),
+        incarnation: Incarnation::random(&mut rng),
+        daemon_version: "0.1.0".into(),
+        cert_not_after: NOW.plus(Duration::from_secs(86_400)),
+    };
+    let session = Session::new(SessionParts {
+        dialer,
+        endpoints: vec![Endpoint { host: "gw1.lab.example".into(), port: 443 }],
+        hello,
+        journal: journal.clone(),
+        working,
+        lanes: lanes.clone(),
+        deliveries: deliver,
+        outbox: outbox_end,
+        status,
+        rng,
+    });
+    let running = tokio::spawn(session.run(stop_end));
+    Node { journal, outbox, deliveries, lanes, status: status_end, stop, running, dials, _state: state }
+}
+
+async fn node() -> Node {
+    node_with(async |_| {}).await
+}
+
+fn envelope(id: &str) -> Envelope {
+    let body = format!(
+        r#"{{"trust_domain":"lab.example","node_id":"n-1","id":"{id}","kind":"node.probe",
+        "issued_at":"{NOW}","not_after":"{}","args":{{}}}}"#,
+        NOW.plus(Duration::from_secs(3600))
+    );
+    Envelope {
+        payload_type: "application/vnd.bcd.v1.command".into(),
+        payload: body.into(),
+        signatures: Vec::new(),
+    }
+}
+
+/// A result that stands in the journal, by the whole path.
+async fn result(journal: &Journal, id: &str, output: usize) -> Durable<Done> {
+    let audience = Audience { trust_domain: "lab.example".into(), node_id: node_id() };
+    let command = verify_command(&envelope(id), &audience, Policy::None).expect("a command");
+    let context = Context {
+        upgrade_only: false,
+        role: Role::Host,
+        denied: Arc::new(BTreeSet::new()),
+        now: Some(NOW),
+        signed: Some(NOW),
+        applied_generation: 0,
+        credit: true,
+        stopping: false,
+    };
+    let Admission::Accepted(accepted) = journal.admit(command, context).await.expect("written") else {
+        panic!("not accepted");
+    };
+    let running = journal.start(accepted, Some(NOW)).await.expect("written");
+    let outcome = Outcome {
+        state: Terminal::Succeeded,
+        reason: None,
+        message: String::new(),
+        effect: Effect::Complete,
+        attempt: 1,
+        started: Some(NOW),
+        finished: Some(NOW),
+        duration_ms: 1,
+        output: vec![b'1'; output],
+    };
+    journal.finish(running, outcome).await.expect("written")
+}
+
+fn accepted(id: &str) -> Outgoing {
+    let id = Some(CommandId::new(id).expect("an id"));
+    Outgoing::Passing(Answer { id, body_sha256: Digest::of(b""), state: AnswerState::Accepted })
+}
+
+fn welcome() -> pb::Welcome {
+    pb::Welcome {
+        session_id: "s-1".into(),
+        gateway_id: "g-1".into(),
+        epoch: 7,
+        proto: 1,
+        proto_min: 1,
+        proto_max: 1,
+        server_time_ms: NOW.plus(Duration::from_secs(60)).0,
+        heartbeat_interval_ms: 10_000,
+        lane_credits: BTreeMap::from([("control".to_owned(), 8)]).into_iter().collect(),
+        ..Default::default()
+    }
+}
+
+fn hello(attempt: &Attempt) -> pb::Hello {
+    match &attempt.first.frame {
+        Some(Up::Hello(hello)) => hello.clone(),
+        other => panic!("not a Hello: {other:?}"),
+    }
+}
+
+fn ids(updates: &[pb::CommandUpdate]) -> Vec<&str> {
+    updates.iter().map(|update| update.command_id.as_str()).collect()
+}
+
+fn ack(seq: u64) -> Down {
+    Down::Ack(pb::Ack { heartbeat_seq: seq, ..Default::default() })
+}
+
+fn lost() -> LinkEnd {
+    LinkEnd { kind: EndKind::Lost, reason: None, pushback: None, detail: "cut".into() }
+}
+
+/// Everything that comes until the node is quiet; heartbeats are acked and counted.
+async fn until_quiet(far: &mut FarEnd) -> (Vec<pb::CommandUpdate>, Vec<u64>) {
+    let (mut updates, mut beats) = (Vec::new(), Vec::new());
+    while let Ok(frame) = tokio::time::timeout(Duration::from_secs(2), far.next()).await {
+        match frame {
+            Some(Up::CommandUpdate(update)) => updates.push(update),
+            Some(Up::Heartbeat(heartbeat)) => {
+                beats.push(heartbeat.seq);
+                far.send(ack(heartbeat.seq));
+            }
+            Some(other) => panic!("{other:?}"),
+            None => break,
+        }
+    }
+    (updates, beats)
+}
+
+impl Node {
+    async fn live(&mut self) -> (pb::Hello, FarEnd) {
+        let attempt = self.dials.next().await;
+        let hello = hello(&attempt);
+        let mut far = attempt.open();
+        far.send(Down::Welcome(welcome()));
+        let first = far.next().await;
+        assert!(matches!(first, Some(Up::Heartbeat(pb::Heartbeat { seq: 1, .. }))), "{first:?}");
+        far.send(ack(1));
+        (hello, far)
+    }
+
+    async fn state(&mut self, wanted: SessionState) -> SessionStatus {
+        self.status.wait_for(|status| status.state == wanted).await.expect("a session").clone()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_welcome_is_durable_and_in_force_when_the_first_heartbeat_tells_of_it() {
+    let mut node = node().await;
+    let (hello, far) = node.live().await;
+    assert_eq!((hello.node_id.as_str(), hello.last_epoch), ("n-1", 0));
+    assert_eq!(node.journal.last_epoch(), 7);
+    assert_eq!(node.lanes.free()[&Lane::Control], 8);
+    let status = node.state(SessionState::Live).await;
+    let live = status.live.expect("live");
+    assert_eq!((live.gateway_id.as_str(), live.epoch, live.heartbeat_interval_ms), ("g-1", 7, 10_000));
+    far.end(lost());
+    let (hello, _far) = node.live().await;
+    assert_eq!(hello.last_epoch, 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_result_in_hello_is_not_said_again_in_that_session_but_in_the_next() {
+    let mut node = node_with(async |journal| drop(result(journal, "c-1", 10).await)).await;
+    let attempt = node.dials.next().await;
+    assert_eq!(ids(&hello(&attempt).done_results), ["c-1"]);
+    // The executor hands over the same result while the node dials.
+    let again =
+        node.journal.result(CommandId::new("c-1").expect("an id")).await.expect("read").expect("done");
+    node.outbox.send(Outgoing::Result(again));
+    let mut far = attempt.open();
+    far.send(Down::Welcome(welcome()));
+    let (updates, beats) = until_quiet(&mut far).await;
+    assert_eq!((ids(&updates).len(), beats.first()), (0, Some(&1)));
+    far.end(lost());
+    let (hello, _far) = node.live().await;
+    assert_eq!(ids(&hello.done_results), ["c-1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_result_is_said_again_when_its_command_is_delivered_again() {
+    let mut node = node_with(async |journal| drop(result(journal, "c-1", 10).await)).await;
+    let (_, mut far) = node.live().await;
+    let again =
+        node.journal.result(CommandId::new("c-1").expect("an id")).await.expect("read").expect("done");
+    node.outbox.send(Outgoing::Result(again));
+    let (updates, _) = until_quiet(&mut far).await;
+    assert_eq!(ids(&updates), ["c-1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn results_that_do_not_fit_in_hello_follow_once_each_in_order() {
+    let names: Vec<String> = (10..50).map(|n| format!("c-{n}")).collect();
+    let mut node = node_with(async |journal| {
+        for name in &names {
+            result(journal, name, 20 << 10).await;
+        }
+    })
+    .await;
+    let (hello, mut far) = node.live().await;
+    let in_hello = hello.done_results.len();
+    assert!(in_hello > 0 && in_hello < names.len(), "{in_hello} in Hello");
+    let late = result(&node.journal, "c-99", 10).await;
+    node.outbox.send(Outgoing::Result(late));
+    let (updates, _) = until_quiet(&mut far).await;
+    let mut said = ids(&hello.done_results);
+    said.extend(ids(&updates));
+    let expected: Vec<&str> = names.iter().map(String::as_str).chain(["c-99"]).collect();
+    assert_eq!(said, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acked_result_is_not_in_the_next_hello() {
+    let mut node = node_with(async |journal| {
+        result(journal, "c-1", 10).await;
+        result(journal, "c-2", 10).await;
+    })
+    .await;
+    let (_, far) = node.live().await;
+    let unknown = ["c-1".to_owned(), "c-unknown".to_owned()];
+    far.send(Down::Ack(pb::Ack { result_ids: unknown.to_vec(), ..Default::default() }));
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    far.end(lost());
+    let (hello, _far) = node.live().await;
+    assert_eq!(ids(&hello.done_results), ["c-2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn results_wait_for_a_slow_wire_and_are_said_once_each() {
+    let mut node = node().await;
+    let (_, mut far) = node.live().await;
+    let names: Vec<String> = (10..10 + 3 * QUEUE).map(|n| format!("c-{n}")).collect();
+    for name in &names {
+        let done = result(&node.journal, name, 10).await;
+        node.outbox.send(Outgoing::Result(done));
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let (updates, _) = until_quiet(&mut far).await;
+    assert_eq!(ids(&updates), names.iter().map(String::as_str).collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_result_that_found_the_outbox_full_is_read_from_the_journal() {
+    let mut node = node().await;
+    let (_, mut far) = node.live().await;
+    // The session task does not run between these, so the outbox fills up.
+    for _ in 0..2000 {
+        node.outbox.send(accepted("c-0"));
+    }
+    let done = result(&node.journal, "c-1", 10).await;
+    node.outbox.send(Outgoing::Result(done));
+    let (updates, _) = until_quiet(&mut far).await;
+    assert_eq!(ids(&updates).iter().filter(|id| **id == "c-1").count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_passing_answer_is_for_the_session_that_asked() {
+    let mut node = node().await;
+    let attempt = node.dials.next().await;
+    attempt.fail(lost());
+    node.outbox.send(accepted("c-1"));
+    let (_, mut far) = node.live().await;
+    node.outbox.send(accepted("c-2"));
+    let (updates, _) = until_quiet(&mut far).await;
+    assert_eq!(ids(&updates), ["c-2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn heartbeats_are_coalesced_when_the_wire_is_slow() {
+    let mut node = node().await;
+    let (_, mut far) = node.live().await;
+    let held_up = 3 * QUEUE as u64;
+    for _ in 0..held_up {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        far.send(ack(0));
+    }
+    let (_, beats) = until_quiet(&mut far).await;
+    assert!(beats.len() as u64 <= QUEUE as u64 + 2, "{beats:?}");
+    assert!(beats.iter().any(|seq| *seq >= held_up), "the newest is among them: {beats:?}");
+    assert!(beats.is_sorted());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_command_that_finds_the_executors_queue_full_is_refused_busy_and_the_session_goes_on() {
+    let mut node = node().await;
+    let (_, mut far) = node.live().await;
+    for n in 1..=DELIVERIES + 1 {
+        let envelope = envelope(&format!("c-{n}"));
+        let envelope = pb::Envelope {
+            payload_type: envelope.payload_type,
+            payload: envelope.payload,
+            signatures: Vec::new(),
+        };
+        far.send(Down::Command(pb::Command { envelope: Some(envelope), ..Default::default() }));
+    }
+    let (updates, _) = until_quiet(&mut far).await;
+    assert_eq!(ids(&updates), ["c-3"]);
+    assert_eq!((updates[0].reason.as_str(), updates[0].message.as_str()), ("busy", "credits"));
+    for n in 1..=DELIVERIES {
+        let Some(Delivery::Command(frame)) = node.deliveries.recv().await else { panic!("delivery {n}") };
+        assert_eq!(frame.envelope, envelope(&format!("c-{n}")));
+    }
+    assert_eq!(node.status.borrow().state, SessionState::Live);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_welcome_is_told_and_its_epoch_recorded() {
+    let mut node = node().await;
+    let mut far = node.dials.next().await.open();
+    let early = NOW.minus(Duration::from_secs(600));
+    far.send(Down::Welcome(pb::Welcome { server_time_ms: early.0, ..welcome() }));
+    let Some(Up::Goodbye(goodbye)) = far.next().await else { panic!("no Goodbye") };
+    assert_eq!((goodbye.intent.as_str(), goodbye.reason.as_str()), ("closing", "time-backwards"));
+    assert_eq!(far.next().await, None, "the call is cancelled");
+    let (hello, _far) = node.live().await;
+    assert_eq!(hello.last_epoch, 7);
+    assert_eq!(hello.reconnect_attempt, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_command_before_welcome_is_told_and_the_daemon_dials_again() {
+    let mut node = node().await;
+    let mut far = node.dials.next().await.open();
+    far.send(Down::Command(pb::Command::default()));
+    let Some(Up::Goodbye(goodbye)) = far.next().await else { panic!("no Goodbye") };
+    assert_eq!((goodbye.intent.as_str(), goodbye.reason.as_str()), ("closing", "protocol-error"));
+    node.live().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_half_open_link_is_found_within_three_intervals() {
+    let mut node = node().await;
+    let (_, _far) = node.live().await;
+    let before = tokio::time::Instant::now();
+    let status = node.state(SessionState::Waiting).await;
+    assert_eq!(before.elapsed(), Duration::from_secs(30));
+    let end = status.last_end.expect("an end");
+    assert_eq!(end.reason, Some(bcd::model::Reason::HalfOpen));
+    node.live().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dial_that_hangs_is_given_up_and_made_again() {
+    let mut node = node().await;
+    let _hanging = node.dials.next().await.hang();
+    node.live().await;
+    let status = node.state(SessionState::Live).await;
+    assert_eq!(status.last_end.expect("an end").reason, Some(bcd::model::Reason::DialTimeout));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drained_session_moves_and_nothing_is_lost() {
+    let mut node = node().await;
+    let (_, mut far) = node.live().await;
+    let done = result(&node.journal, "c-1", 10).await;
+    node.outbox.send(Outgoing::Result(done));
+    far.send(Down::Drain(pb::Drain { max_delay_ms: 5000, reason: "draining".into() }));
+    loop {
+        match far.next().await {
+            Some(Up::Goodbye(goodbye)) => {
+                assert_eq!(
+                    (goodbye.intent.as_str(), goodbye.reason.as_str()),
+                    ("closing", "drain-requested")
+                );
+                break;
+            }
+            Some(_) => {}
+            None => panic!("no Goodbye"),
+        }
+    }
+    let (hello, _far) = node.live().await;
+    assert_eq!(ids(&hello.done_results), ["c-1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_journal_that_cannot_be_written_does_not_end_the_session() {
+    let mut node = node().await;
+    node.journal.close().await;
+    let (hello, mut far) = node.live().await;
+    assert!(hello.done_results.is_empty());
+    let (_, beats) = until_quiet(&mut far).await;
+    assert!(beats.is_empty(), "the next heartbeat is 10 s away");
+    assert_eq!(node.status.borrow().state, SessionState::Live);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_says_goodbye_and_ends_within_ten_seconds_though_the_wire_stands_still() {
+    let mut node = node().await;
+    let (_, mut far) = node.live().await;
+    node.stop.send_replace(true);
+    let Some(Up::Goodbye(goodbye)) = far.next().await else { panic!("no Goodbye") };
+    assert_eq!((goodbye.intent.as_str(), goodbye.reason.as_str()), ("stopping", "stop"));
+    node.running.await.expect("ended");
+    assert_eq!(node.status.borrow().state, SessionState::Stopped);
+
+    let mut node = self::node().await;
+    let (_, _far) = node.live().await;
+    for n in 0..4 * QUEUE {
+        node.outbox.send(accepted(&format!("c-{n}")));
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    node.stop.send_replace(true);
+    tokio::time::timeout(Duration::from_secs(10), node.running).await.expect("within 10 s").expect("ended");
+}
