@@ -16,7 +16,7 @@ use super::load::{Load, Planned};
 use super::reconnect::Restart;
 use super::{Options, SimError, seed};
 use crate::clock::Clock;
-use crate::gateway::control::{Request, Response};
+use crate::gateway::control::{ClientError, Request, Response};
 use crate::model::{CommandId, NodeId};
 
 /// Pause before a command is handed over again to a gateway that is down.
@@ -131,7 +131,7 @@ impl Drive<'_> {
             match self.gateway.ask(&request).await {
                 Ok(Response::Enqueued(_)) => return Ok(true),
                 Ok(_) => return Err("an answer of another kind".into()),
-                Err(GatewayError::Refused(why)) => return Err(why),
+                Err(GatewayError::Control(ClientError::Refused(why))) => return Err(why),
                 Err(_) => sleep(AGAIN).await,
             }
         }
