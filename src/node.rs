@@ -319,7 +319,7 @@ async fn overdue(mut stop: watch::Receiver<bool>) {
 
 async fn answer(socket: Option<Socket>, reporter: &Reporter) {
     match socket {
-        Some(socket) => socket.serve(async |question| reporter.answer(question).await).await,
+        Some(socket) => socket.serve(|question| reporter.answer(question)).await,
         None => std::future::pending().await,
     }
 }

@@ -2,10 +2,16 @@
 //! returned; an error is printed once, through its sources.
 
 mod config;
+#[cfg(feature = "fakehw")]
+mod ctl;
+#[cfg(feature = "fakehw")]
+mod gateway;
 mod join;
 mod journal;
 mod kinds;
 mod node;
+#[cfg(feature = "fakehw")]
+mod sim;
 mod status;
 
 use std::ffi::OsString;
@@ -40,6 +46,12 @@ enum Command {
     Journal(journal::Args),
     Kinds(kinds::Args),
     Config(config::Args),
+    #[cfg(feature = "fakehw")]
+    Gateway(gateway::Args),
+    #[cfg(feature = "fakehw")]
+    Ctl(ctl::Args),
+    #[cfg(feature = "fakehw")]
+    Sim(sim::Args),
 }
 
 /// Options that stand over bcd.toml.
@@ -107,6 +119,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         Command::Journal(args) => journal::run(&args),
         Command::Kinds(args) => kinds::run(&args),
         Command::Config(args) => config::run(&args),
+        #[cfg(feature = "fakehw")]
+        Command::Gateway(args) => Ok(gateway::run(args)),
+        #[cfg(feature = "fakehw")]
+        Command::Ctl(args) => Ok(ctl::run(args)),
+        #[cfg(feature = "fakehw")]
+        Command::Sim(args) => sim::run(&args),
     };
     done.unwrap_or_else(|exit| exit)
 }

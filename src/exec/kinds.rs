@@ -25,10 +25,11 @@ pub(super) struct Ended {
 /// Does what the command asks for.
 pub(super) async fn effect(running: &Durable<Running>, shared: &Shared, cancelled: &mut Cancelled) -> Ended {
     let id = &running.command.command().header.id;
+    let parts = &shared.parts;
     match running.command.args() {
-        Args::Probe(_) => probe::run(&shared.parts.facts, &shared.parts.state).await,
+        Args::Probe(_) => probe::run(&parts.facts, &parts.state).await,
         Args::Exec(args) => {
-            let mark = Mark::attempt(&shared.parts.journal.id(), id, running.attempt);
+            let mark = Mark::attempt(&parts.journal.id(), id, running.attempt);
             run::run(args, &mark, cancelled).await
         }
     }

@@ -114,9 +114,12 @@ impl Executor {
             }
         }
         self.shared.parts.lanes.stop();
-        if tokio::time::timeout(SETTLE, self.shared.steps.write()).await.is_err() {
+        let alone = tokio::time::timeout(SETTLE, self.shared.steps.write()).await;
+        if alone.is_err() {
             tracing::warn!("a command's step is still being written; it is settled at the next start");
         }
+        // Before the lock is given back: no task takes another step.
+        drop(tasks);
     }
 }
 
@@ -167,7 +170,7 @@ impl Shared {
         };
         let command = verified.get();
         let (id, body_sha256) = (command.header.id.clone(), command.body_sha256);
-        if self.vouched(&envelope) {
+        if vouched(self.parts.policy, !envelope.signatures.is_empty()) {
             self.parts.working.document(command.header.issued_at);
         }
         // What is kept of the command from here on is its body.
@@ -206,7 +209,7 @@ impl Shared {
                 return;
             }
         };
-        if self.vouched(envelope) {
+        if vouched(self.parts.policy, !envelope.signatures.is_empty()) {
             self.parts.working.document(body.issued_at);
         }
         let id = body.command_id;
@@ -221,16 +224,6 @@ impl Shared {
             }
             Ok(None) => tracing::info!(%id, "a cancellation waits for its command"),
             Err(error) => tracing::warn!(%id, %error, "a cancelled command cannot be looked up"),
-        }
-    }
-
-    /// Whether a document's time may move signed time: under `destructive` a gateway can forge what needs no signature.
-    fn vouched(&self, envelope: &Envelope) -> bool {
-        match self.parts.policy {
-            Policy::All => true,
-            Policy::Destructive => !envelope.signatures.is_empty(),
-            #[cfg(feature = "fakehw")]
-            Policy::None => true,
         }
     }
 
@@ -263,3 +256,17 @@ impl Shared {
         self.pass(id, body_sha256, AnswerState::Refused { reason, detail });
     }
 }
+
+/// Whether a verified document's time may move signed time: under `destructive` a gateway can forge what needs no
+/// signature.
+fn vouched(policy: Policy, signed: bool) -> bool {
+    match policy {
+        Policy::All => true,
+        Policy::Destructive => signed,
+        #[cfg(feature = "fakehw")]
+        Policy::None => true,
+    }
+}
+
+#[cfg(all(test, feature = "fakehw"))]
+mod tests;

@@ -3,7 +3,7 @@
 //! A step that cannot be written is tried again while the command keeps its credit; until RUNNING and the begun record
 //! are durable nothing has started, and an outcome that cannot be written waits in memory.
 
-use std::io;
+use std::error::Error as _;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ use tokio::time;
 use super::cancel::{Cancellable, Cancelled};
 use super::{Shared, kinds};
 use crate::failpoint;
-use crate::journal::{Accepted, Durable, Running, WriteError};
+use crate::journal::{Accepted, Begun, BegunError, Durable, Running, WriteError};
 use crate::model::limits::TEXT_BYTES;
-use crate::model::{AnswerState, Effect, Outcome, Reason, Terminal};
+use crate::model::{AnswerState, CommandId, Effect, Outcome, Reason, Terminal};
 use crate::session::outbox::Outgoing;
 
 /// First wait before a step is written again.
@@ -74,13 +74,13 @@ pub(super) async fn from_running(
     mut cancellable: Cancellable,
     between_steps: RwLockReadGuard<'_, ()>,
 ) {
-    let header = &running.command.command().header;
-    let _running_here = shared.parts.lanes.running(header.id.clone());
-    let outcome = match begin(shared, &running, &mut cancellable.cancelled).await {
+    let _running_here = shared.parts.lanes.running(id(&running).clone());
+    let (running, begin) = begin(shared, running, &mut cancellable.cancelled).await;
+    let outcome = match begin {
         Begin::Go => {
             let state = AnswerState::Running { attempt: running.attempt };
-            shared.pass(Some(header.id.clone()), running.command.command().body_sha256, state);
-            tracing::info!(id = %header.id, kind = header.kind, attempt = running.attempt, "started");
+            shared.pass(Some(id(&running).clone()), running.command.command().body_sha256, state);
+            tracing::info!(id = %id(&running), kind = %running.command.kind(), attempt = running.attempt, "started");
             drop(between_steps);
             let outcome = effect(shared, &running, &mut cancellable.cancelled).await;
             failpoint::hit(failpoint::EFFECT_ENDED);
@@ -104,29 +104,40 @@ enum Begin {
     Leave,
 }
 
-async fn begin(shared: &Shared, running: &Durable<Running>, cancelled: &mut Cancelled) -> Begin {
+/// Makes the begun record durable where the command may not run twice.
+async fn begin(
+    shared: &Shared,
+    mut running: Durable<Running>,
+    cancelled: &mut Cancelled,
+) -> (Durable<Running>, Begin) {
     let mut waits = Waits::new();
     loop {
         if cancelled.is_requested() {
-            return Begin::Never(Box::new(cancelled_before_effect(shared, running)));
+            let outcome = cancelled_before_effect(shared, &running);
+            return (running, Begin::Never(Box::new(outcome)));
         }
         if running.command.retry_safe() {
-            return Begin::Go;
+            return (running, Begin::Go);
         }
-        match create_begun(shared, running).await {
-            Ok(()) => return Begin::Go,
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                return Begin::Never(Box::new(Outcome {
-                    message: "this attempt was begun before; its outcome is not known".into(),
+        let made;
+        (running, made) = create_begun(shared, running).await;
+        match made {
+            Ok(_) => return (running, Begin::Go),
+            Err(BegunError::AlreadyExists { path }) => {
+                tracing::warn!(id = %id(&running), path = %path.display(), "began before; it is not started again");
+                let outcome = Outcome {
+                    message: "the command began before; it is not started again and its outcome is not known"
+                        .into(),
                     finished: shared.parts.working.now(),
                     ..Outcome::interrupted(running.attempt, running.started)
-                }));
+                };
+                return (running, Begin::Never(Box::new(outcome)));
             }
             Err(error) => {
-                let id = &running.command.command().header.id;
-                tracing::warn!(%id, %error, "the begun record cannot be written; nothing was started, tried again");
+                let cause = error.source().map(ToString::to_string);
+                tracing::warn!(id = %id(&running), %error, cause, "nothing was started; tried again");
                 if shared.parts.lanes.stopping() {
-                    return Begin::Leave;
+                    return (running, Begin::Leave);
                 }
                 pause(&mut waits, cancelled).await;
             }
@@ -134,8 +145,24 @@ async fn begin(shared: &Shared, running: &Durable<Running>, cancelled: &mut Canc
     }
 }
 
-async fn create_begun(_shared: &Shared, _running: &Durable<Running>) -> io::Result<()> {
-    todo!()
+/// On a thread that may wait for the disk; the command travels there and back.
+async fn create_begun(
+    shared: &Shared,
+    running: Durable<Running>,
+) -> (Durable<Running>, Result<Begun, BegunError>) {
+    let (state, journal) = (shared.parts.state.clone(), shared.parts.journal.id());
+    let created = tokio::task::spawn_blocking(move || {
+        let made = Begun::create(&state, &journal, &running);
+        (running, made)
+    });
+    match created.await {
+        Ok(created) => created,
+        // The command went down with the thread: this task follows it, and the next start settles it.
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_runtime_ends) => std::future::pending().await,
+        },
+    }
 }
 
 /// Earlier attempts of a retry-safe command may have done something; the first one has not begun.
@@ -187,7 +214,7 @@ async fn finish(shared: &Shared, mut running: Durable<Running>, mut outcome: Out
             }
             Err((back, result, error)) => {
                 (running, outcome) = (back, result);
-                if !retries(&running.command.command().header.id, "DONE", &error) {
+                if !retries(id(&running), "DONE", &error) {
                     return;
                 }
                 waits.next().await;
@@ -220,8 +247,12 @@ async fn cancel_accepted(shared: &Shared, mut accepted: Durable<Accepted>) {
     }
 }
 
+fn id(running: &Running) -> &CommandId {
+    &running.command.command().header.id
+}
+
 /// Whether a failed write is tried again: not once the journal is closed for good.
-fn retries(id: &crate::model::CommandId, step: &str, error: &WriteError) -> bool {
+fn retries(id: &CommandId, step: &str, error: &WriteError) -> bool {
     let again = error.why != Reason::Stopping;
     tracing::warn!(%id, %error, again, "{step} cannot be written");
     again

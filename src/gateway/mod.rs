@@ -24,6 +24,9 @@ mod ticket;
 mod tls;
 mod update;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -54,6 +57,8 @@ use store::Store;
 const SWEEP: Duration = Duration::from_secs(1);
 /// Last-seen times and refusal counts are flushed this often.
 const FLUSH: Duration = Duration::from_secs(15);
+/// Bounds of the heartbeat interval. A shorter one would end sessions of nodes that keep to their own bounds.
+const HEARTBEAT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// HTTP/2 PING.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// A PING's answer must come within this.
@@ -76,7 +81,7 @@ pub struct Options {
     pub trust_domain: String,
     /// What tickets name; empty: the bound address.
     pub endpoints: Vec<Endpoint>,
-    /// Told to nodes.
+    /// Told to nodes; clamped to what a node clamps it to, 1 to 60 s.
     pub heartbeat_interval: Duration,
     /// Told to nodes.
     pub lane_credits: BTreeMap<Lane, u32>,
@@ -149,6 +154,13 @@ pub enum GatewayError {
     Serve(#[from] tonic::transport::Error),
 }
 
+impl GatewayError {
+    /// Whether the store is of a newer release.
+    pub fn is_newer_store(&self) -> bool {
+        matches!(self, Self::Open(store::OpenError::Newer { .. }))
+    }
+}
+
 /// A running gateway, as its starter sees it.
 #[derive(Debug, Clone)]
 pub struct Ready {
@@ -191,7 +203,7 @@ pub async fn run(
         gateway_id: store.kept("gateway_id", fresh).await?,
         endpoints: endpoints.iter().map(ToString::to_string).collect(),
         trust_domain: options.trust_domain,
-        heartbeat_interval: options.heartbeat_interval,
+        heartbeat_interval: options.heartbeat_interval.clamp(HEARTBEAT.0, HEARTBEAT.1),
         lane_credits: options.lane_credits,
         certificate_life: options.certificate_life,
         limits: options.limits,

@@ -1,14 +1,34 @@
 //! One agent: its files, its chance, its join and its start, through the code of `bcd join` and `bcd node`.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rand::SeedableRng as _;
 use rand::rngs::StdRng;
+use tokio::task::JoinError as TaskError;
+use tokio::time::sleep;
 
 use super::seed;
-use crate::clock::Clock;
-use crate::model::NodeId;
+use crate::clock::{self, Clock};
+use crate::config::Config;
+use crate::identity::join::{self, JoinError, JournalOptions};
+use crate::identity::{Ticket, TicketError};
+use crate::journal::OpenError;
+use crate::model::{Incarnation, NodeId};
+use crate::node::{BuildError, Node, Options};
+use crate::wire::dsse::Policy;
+use crate::wire::tls::BUILD_TIME;
+
+/// An agent's journal is small: a thousand of them stand in one directory.
+const WAL_BYTES: u64 = 256 << 10;
+/// Longest trial of a join: the gateway admits 200 a second.
+const JOIN: Duration = Duration::from_secs(60);
+/// A killed agent's last write may still be under way when it starts again: its journal is then still held, as
+/// it would be by a process that the kernel has not buried yet.
+const HELD_TRIES: u32 = 100;
+const HELD_PAUSE: Duration = Duration::from_millis(50);
 
 /// An agent that is not running.
 #[derive(Debug, Clone)]
@@ -22,38 +42,75 @@ pub struct Agent {
 /// Why an agent cannot join or start.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
+    /// The kernel does not say which boot this is.
+    #[error("cannot read the boot id")]
+    BootId(#[source] std::io::Error),
+    /// The gateway's ticket cannot be read.
+    #[error("the gateway's ticket")]
+    Ticket(#[from] TicketError),
+    /// It was refused, or nobody answered.
+    #[error("join")]
+    Join(#[from] JoinError),
+    /// It cannot start.
+    #[error("start")]
+    Build(#[from] BuildError),
     /// Its task died.
-    #[error("an agent's task died: {0}")]
-    Panicked(String),
+    #[error("the task of an agent")]
+    Task(#[from] TaskError),
 }
 
 impl Agent {
-    /// The agent of this number below `work`.
-    pub fn new(work: &Path, seed: u64, index: usize) -> Self {
-        Self { index, state: work.join("nodes").join(index.to_string()), seed }
-    }
-}
-
-/// Placeholder.
-pub struct Node;
-impl Node {
-    /// Placeholder.
-    pub async fn run(self, _stop: tokio::sync::watch::Receiver<bool>) -> crate::model::Exit {
-        todo!()
-    }
-}
-impl Agent {
-    /// Its own chance.
-    pub fn stream(&self) -> StdRng {
-        seed::stream(self.seed, "agent", u64::try_from(self.index).unwrap_or(u64::MAX))
+    /// The agent of this number below `nodes`.
+    pub fn new(nodes: &Path, seed: u64, index: usize) -> Self {
+        Self { index, state: nodes.join(index.to_string()), seed }
     }
 
-    /// Placeholder.
-    pub async fn join(&self, _ticket: &str) -> Result<NodeId, AgentError> {
-        todo!()
+    /// The chance of its life, or of its join.
+    pub fn stream(&self, part: &str) -> StdRng {
+        seed::stream(self.seed, part, u64::try_from(self.index).unwrap_or(u64::MAX))
     }
-    /// Placeholder.
-    pub async fn build(&self, _rng: &mut StdRng, _clock: &Arc<dyn Clock>) -> Result<Node, AgentError> {
-        todo!()
+
+    /// Joins it.
+    ///
+    /// # Errors
+    /// See [`AgentError`].
+    pub async fn join(&self, ticket: &str) -> Result<NodeId, AgentError> {
+        let mut rng = self.stream("join");
+        let incarnation = Incarnation::random(&mut rng);
+        let boot_id = clock::boot_id().map_err(AgentError::BootId)?;
+        let options = join::Options {
+            state: self.state.clone(),
+            ticket: Ticket::parse(ticket, BUILD_TIME)?,
+            patience: Some(JOIN),
+            journal: JournalOptions { incarnation, boot_id, wal_bytes: WAL_BYTES },
+            facts: BTreeMap::new(),
+            rng,
+        };
+        Ok(join::join(options, |_| ()).await?.node_id)
+    }
+
+    /// Starts it, as a new process would: recovered and not dialed yet.
+    ///
+    /// # Errors
+    /// See [`AgentError`].
+    pub async fn build(&self, rng: &mut StdRng, clock: &Arc<dyn Clock>) -> Result<Node, AgentError> {
+        let boot_id = clock::boot_id().map_err(AgentError::BootId)?;
+        let mut config = Config::defaults();
+        config.state = self.state.clone();
+        config.signatures = Policy::None;
+        let options = Options {
+            run_dir: None,
+            wal_bytes: WAL_BYTES,
+            ..Options::new(&config, Arc::clone(clock), StdRng::from_rng(rng), boot_id)
+        };
+        for _ in 0..HELD_TRIES {
+            let once = options.clone();
+            match tokio::task::spawn_blocking(move || Node::build(once)).await? {
+                Err(BuildError::Journal(OpenError::Held { .. })) => sleep(HELD_PAUSE).await,
+                built => return Ok(built?),
+            }
+        }
+        let last = tokio::task::spawn_blocking(move || Node::build(options)).await?;
+        Ok(last?)
     }
 }

@@ -5,6 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
 use super::chaos::{self, Fault, Victim};
@@ -16,11 +18,14 @@ use super::load::{Load, Planned};
 use super::reconnect::Restart;
 use super::{Options, SimError, seed};
 use crate::clock::Clock;
-use crate::gateway::control::{Request, Response};
+use crate::gateway::control::{ClientError, Request, Response};
 use crate::model::{CommandId, NodeId};
 
 /// Pause before a command is handed over again to a gateway that is down.
 const AGAIN: Duration = Duration::from_millis(50);
+
+/// Commands in the middle of being handed over: what the gateway commits together.
+const AT_ONCE: usize = 32;
 
 /// What is driven, and by what.
 pub struct Drive<'a> {
@@ -97,24 +102,38 @@ impl Drive<'_> {
         let Options { seed, nodes, duration, commands_per_second, .. } = *self.options;
         let mut load = Load::new(nodes, seed::stream(seed, "load", 0));
         let mut ticks = interval(Duration::from_secs_f64(1.0 / commands_per_second));
-        // Commands that could not be handed over while the gateway was down come at once when it is back.
+        // What could not be handed over while the gateway was down comes at once when it is back.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
         let mut driven = Driven::default();
+        let mut asking = FuturesUnordered::new();
         let end = start + duration;
-        while Instant::now() < end {
-            ticks.tick().await;
-            let planned = load.draw();
-            let acknowledged = match self.hand_over(&planned, end).await {
-                Ok(acknowledged) => acknowledged,
-                Err(why) => {
-                    driven.troubles.push(format!("{} was not taken: {why}", planned.id));
-                    continue;
+        loop {
+            let now = Instant::now();
+            if now >= end && asking.is_empty() {
+                return driven;
+            }
+            tokio::select! {
+                biased;
+                Some((planned, answer)) = asking.next() => self.note(&mut driven, planned, answer),
+                _ = ticks.tick(), if now < end && asking.len() < AT_ONCE => {
+                    let planned = load.draw();
+                    asking.push(async move {
+                        let answer = self.hand_over(&planned, end).await;
+                        (planned, answer)
+                    });
                 }
-            };
-            Counts::add(&self.counts.commands);
-            driven.handed.insert(planned.id.clone(), Handed { planned, acknowledged });
+            }
         }
-        driven
+    }
+
+    fn note(&self, driven: &mut Driven, planned: Planned, answer: Result<bool, String>) {
+        match answer {
+            Ok(acknowledged) => {
+                Counts::add(&self.counts.commands);
+                driven.handed.insert(planned.id.clone(), Handed { planned, acknowledged });
+            }
+            Err(why) => driven.troubles.push(format!("{} was not taken: {why}", planned.id)),
+        }
     }
 
     /// Hands a command over until the gateway says that it has it, or the run is over. A gateway that dies in
@@ -131,7 +150,7 @@ impl Drive<'_> {
             match self.gateway.ask(&request).await {
                 Ok(Response::Enqueued(_)) => return Ok(true),
                 Ok(_) => return Err("an answer of another kind".into()),
-                Err(GatewayError::Refused(why)) => return Err(why),
+                Err(GatewayError::Control(ClientError::Refused(why))) => return Err(why),
                 Err(_) => sleep(AGAIN).await,
             }
         }

@@ -7,6 +7,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use rand::rngs::StdRng;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -42,25 +43,13 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Joins so many agents below `work`, with one ticket.
+    /// Joins agents with one ticket; their node ids in the agents' order.
     ///
     /// # Errors
     /// The first join that failed.
     pub async fn join(agents: &[Agent], ticket: &str) -> Result<Vec<NodeId>, AgentError> {
-        let mut nodes = Vec::with_capacity(agents.len());
-        for some in agents.chunks(JOINS) {
-            let mut joining = JoinSet::new();
-            for agent in some.iter().cloned() {
-                let ticket = ticket.to_owned();
-                joining.spawn(async move { (agent.index, agent.join(&ticket).await) });
-            }
-            while let Some(joined) = joining.join_next().await {
-                let (index, node) = joined.map_err(|error| AgentError::Panicked(error.to_string()))?;
-                nodes.push((index, node?));
-            }
-        }
-        nodes.sort_by_key(|(index, _)| *index);
-        Ok(nodes.into_iter().map(|(_, node)| node).collect())
+        let joins = agents.iter().map(|agent| agent.join(ticket));
+        futures_util::stream::iter(joins).buffered(JOINS).try_collect().await
     }
 
     /// Starts joined agents.
@@ -72,7 +61,7 @@ impl Fleet {
             let (kill, killed) = mpsc::channel(WAITING_KILLS);
             kills.push(kill);
             let life = Life {
-                rng: agent.stream(),
+                rng: agent.stream("life"),
                 agent,
                 killed,
                 stop: stopping.clone(),

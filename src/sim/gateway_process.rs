@@ -10,12 +10,10 @@ use std::time::Duration;
 
 use rand::Rng;
 use rand::rngs::StdRng;
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::net::UnixStream;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::gateway::control::{Request, Response};
+use crate::gateway::control::{Client, ClientError, Request, Response};
 
 /// Why the gateway cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -34,23 +32,20 @@ pub enum GatewayError {
         /// What it wrote.
         log: PathBuf,
     },
-    /// A question could not be asked.
-    #[error("the gateway's control socket {socket}")]
-    Control {
-        /// Where.
-        socket: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// It said no.
-    #[error("the gateway refused: {0}")]
-    Refused(String),
+    /// A question was not answered, or with a no.
+    #[error(transparent)]
+    Control(#[from] ClientError),
+    /// A question was not answered in time.
+    #[error("the gateway did not answer within {}s", ANSWER.as_secs())]
+    Slow,
 }
 
 /// Longest wait for a started gateway's first answer.
 const READY: Duration = Duration::from_secs(30);
 /// Longest wait for one answer.
 const ANSWER: Duration = Duration::from_secs(30);
+/// Short, so that a run of seconds has many, and a node's back-off starts over between two kills.
+const HEARTBEAT: &str = "1s";
 /// Ports below the range from which the kernel takes clients' ports: a gateway that starts again must find its
 /// own port free.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
@@ -125,6 +120,7 @@ impl GatewayProcess {
             .arg("--state")
             .arg(&self.state)
             .args(["--listen", &format!("127.0.0.1:{}", self.port)])
+            .args(["--heartbeat-interval", HEARTBEAT])
             .stdin(Stdio::null())
             .stdout(log()?)
             .stderr(log()?)
@@ -133,23 +129,13 @@ impl GatewayProcess {
             .spawn()
     }
 
-    /// Where it is asked.
-    pub fn socket(&self) -> PathBuf {
-        self.state.join("control.sock")
-    }
-
     /// Asks once, on a connection of its own.
     ///
     /// # Errors
     /// It is not there, did not answer in time, or said no.
     pub async fn ask(&self, request: &Request) -> Result<Response, GatewayError> {
-        let asked = timeout(ANSWER, exchange(&self.socket(), request)).await;
-        let answer = asked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-        match answer {
-            Ok(Response::Error(why)) => Err(GatewayError::Refused(why)),
-            Ok(response) => Ok(response),
-            Err(source) => Err(GatewayError::Control { socket: self.socket(), source }),
-        }
+        let asked = async { Client::connect(&self.state).await?.call(request).await };
+        Ok(timeout(ANSWER, asked).await.map_err(|_| GatewayError::Slow)??)
     }
 }
 
@@ -160,16 +146,6 @@ impl Drop for GatewayProcess {
             let _ = child.wait();
         }
     }
-}
-
-async fn exchange(socket: &Path, request: &Request) -> io::Result<Response> {
-    let mut line = serde_json::to_vec(request)?;
-    line.push(b'\n');
-    let mut stream = UnixStream::connect(socket).await?;
-    stream.write_all(&line).await?;
-    let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer).await?;
-    Ok(serde_json::from_str(&answer)?)
 }
 
 fn free_port(rng: &mut StdRng) -> io::Result<u16> {

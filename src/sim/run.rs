@@ -30,6 +30,14 @@ pub enum SimError {
     /// An agent could not join.
     #[error("an agent could not join")]
     Join(#[source] AgentError),
+    /// A directory below the run's.
+    #[error("cannot make {path}")]
+    Work {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// The witness file.
     #[error("cannot read the witness file {path}")]
     Witness {
@@ -57,7 +65,10 @@ pub async fn run(options: Options, exe: PathBuf, work: &Path) -> Result<Report, 
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let mut gateway_chance = seed::stream(options.seed, "gateway", 0);
     let gateway = Arc::new(GatewayProcess::start(exe, work, &mut gateway_chance).await?);
-    let agents: Vec<Agent> = (0..options.nodes).map(|index| Agent::new(work, options.seed, index)).collect();
+    let homes = work.join("nodes");
+    std::fs::create_dir(&homes).map_err(|source| SimError::Work { path: homes.clone(), source })?;
+    let agents: Vec<Agent> =
+        (0..options.nodes).map(|index| Agent::new(&homes, options.seed, index)).collect();
     let ticket = observe::ticket(&gateway, options.nodes).await?;
     let nodes = Fleet::join(&agents, &ticket).await.map_err(SimError::Join)?;
 

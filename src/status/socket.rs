@@ -99,7 +99,7 @@ impl Socket {
     }
 
     /// Answers for ever. Dropping the future ends every conversation.
-    pub async fn serve(self, answer: impl AsyncFn(Question) -> Vec<u8>) {
+    pub async fn serve<A: Future<Output = Vec<u8>>>(self, answer: impl Fn(Question) -> A) {
         let mut conversations = FuturesUnordered::new();
         loop {
             tokio::select! {
@@ -129,7 +129,7 @@ fn listen(path: &Path) -> std::io::Result<UnixListener> {
     UnixListener::from_std(socket.into())
 }
 
-async fn converse(mut stream: UnixStream, answer: &impl AsyncFn(Question) -> Vec<u8>) {
+async fn converse<A: Future<Output = Vec<u8>>>(mut stream: UnixStream, answer: &impl Fn(Question) -> A) {
     let talk = async {
         let mut word = Vec::new();
         (&mut stream).take(REQUEST_BYTES).read_to_end(&mut word).await?;

@@ -188,9 +188,7 @@ fn a_join_killed_at_any_step_and_repeated_gives_one_working_identity() {
             shown(&killed)
         );
         let again = lab.join(&ticket);
-        // After the last step the machine has joined, and a second join says so.
-        let joined = step == failpoint::JOIN_IDENTITY.name();
-        assert_eq!(again.status.success(), !joined, "{step}: {}", shown(&again));
+        assert!(again.status.success(), "{step}: {}", shown(&again));
         lab.start_node(None);
         lab.probe();
     });

@@ -128,7 +128,7 @@ impl Lab {
             "--listen",
             &listen,
             "--heartbeat-interval",
-            "500ms",
+            "1s",
         ];
         self.gateway = Some(self.daemon(&arguments, step, "gateway.log"));
         until("the gateway's control socket", || self.try_ask(&Request::Stats));

@@ -1,0 +1,264 @@
+//! `bcd gateway`: runs the reference gateway.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::clock::SystemClock;
+use crate::gateway::control::{Client, ClientError, Request, Response};
+use crate::gateway::{self, GatewayError, Limits, Options, Ready};
+use crate::model::Exit;
+use crate::wire::link::Endpoint;
+use crate::wire::version::{self, Range};
+
+/// A ticket written by `--ticket` serves this many machines.
+const TICKET_USES: u32 = 1_000;
+/// And holds this long: a week.
+const TICKET_TTL_S: u64 = 7 * 24 * 3600;
+
+/// Run a reference gateway, to try bcd without a control plane.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Its directory: store, development CA and control socket; made when missing.
+    #[arg(long, value_name = "DIR")]
+    state: PathBuf,
+    /// Where it listens; port 0 takes a free one.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7443")]
+    listen: SocketAddr,
+    /// Writes a fresh join ticket for many machines to this file (0600).
+    #[arg(long, value_name = "FILE")]
+    ticket: Option<PathBuf>,
+    /// Site in that ticket.
+    #[arg(long, value_name = "NAME", default_value = "lab")]
+    site: String,
+    /// The deployment's name.
+    #[arg(long, value_name = "NAME", default_value = "lab.example")]
+    trust_domain: String,
+    /// host:port that tickets name; may be given several times. Default: the address it listens on.
+    #[arg(long = "endpoint", value_name = "HOST:PORT")]
+    endpoints: Vec<Endpoint>,
+    /// Interval of heartbeats, 1 to 60 s.
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    heartbeat_interval: Duration,
+    /// How long node certificates hold.
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = duration)]
+    certificate_life: Duration,
+    /// Session opens and joins a second.
+    #[arg(long, value_name = "N", default_value_t = Limits::default().rate)]
+    rate: u32,
+    /// Sessions at most.
+    #[arg(long, value_name = "N", default_value_t = Limits::default().streams)]
+    max_streams: usize,
+    /// Lowest protocol version spoken, to see how a node takes another range.
+    #[arg(long, value_name = "N", default_value_t = version::MIN, hide = true)]
+    proto_min: u32,
+    /// Highest protocol version spoken.
+    #[arg(long, value_name = "N", default_value_t = version::MAX, hide = true)]
+    proto_max: u32,
+    /// Seed of everything random.
+    #[arg(long, value_name = "N", hide = true)]
+    seed: Option<u64>,
+}
+
+/// Runs the gateway until SIGTERM or SIGINT.
+pub(super) fn run(args: Args) -> Exit {
+    let Ok(protocol) = Range::from_wire(args.proto_min, args.proto_max) else {
+        eprintln!("bcd gateway: --proto-min must not lie above --proto-max");
+        return Exit::Usage;
+    };
+    let options = Options {
+        trust_domain: args.trust_domain,
+        endpoints: args.endpoints,
+        heartbeat_interval: args.heartbeat_interval,
+        certificate_life: args.certificate_life,
+        limits: Limits { rate: args.rate, streams: args.max_streams, ..Limits::default() },
+        protocol,
+        seed: args.seed,
+        ..Options::new(args.state, args.listen)
+    };
+    raise_descriptors();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("bcd gateway: cannot start its threads: {error}");
+            return Exit::Failed;
+        }
+    };
+    let result = runtime.block_on(serve(options, args.ticket, args.site));
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    match result {
+        Ok(()) => Exit::Done,
+        Err(error) => failed(&error),
+    }
+}
+
+/// Sessions need a descriptor each; the soft limit is often 1,024.
+fn raise_descriptors() {
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
+}
+
+/// Why `bcd gateway` ends.
+#[derive(Debug, thiserror::Error)]
+enum RunError {
+    #[error(transparent)]
+    Gateway(#[from] GatewayError),
+    #[error("cannot wait for signals")]
+    Signals(#[source] std::io::Error),
+}
+
+async fn serve(options: Options, ticket: Option<PathBuf>, site: String) -> Result<(), RunError> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(RunError::Signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(RunError::Signals)?;
+    let stop = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    let state = options.state.clone();
+    let ready = move |ready: Ready| {
+        tokio::spawn(greet(ready, state, ticket, site));
+    };
+    gateway::run(options, Arc::new(SystemClock), ready, stop).await?;
+    say("gateway stopped");
+    Ok(())
+}
+
+/// A line for people; one that nobody reads is no failure.
+fn say(line: &str) {
+    let _ = super::print(&format!("{line}\n"));
+}
+
+/// Says where the gateway is and what to type next.
+async fn greet(ready: Ready, state: PathBuf, ticket: Option<PathBuf>, site: String) {
+    let dir = state.display();
+    say(&format!("gateway listens on {}, control socket {}", ready.address, ready.control.display()));
+    match ticket {
+        Some(file) => match write_ticket(&state, &file, site).await {
+            Ok(()) => say(&format!("join a machine:   bcd join --ticket {}", file.display())),
+            Err(error) => {
+                super::fail(&error, Exit::CannotWrite);
+            }
+        },
+        None => say(&format!("make a ticket:    bcd ctl --gateway {dir} ticket > FILE")),
+    }
+    say(&format!("run a program:    bcd ctl --gateway {dir} exec NODE -- uname -a"));
+}
+
+/// Why a ticket's file was not written.
+#[derive(Debug, thiserror::Error)]
+enum TicketError {
+    #[error(transparent)]
+    Ask(#[from] ClientError),
+    #[error("the gateway did not answer with a ticket")]
+    Answer,
+    #[error("cannot write {0}")]
+    Write(PathBuf, #[source] std::io::Error),
+}
+
+async fn write_ticket(state: &Path, file: &Path, site: String) -> Result<(), TicketError> {
+    let mut client = Client::connect(state).await?;
+    let request = Request::Ticket { uses: TICKET_USES, ttl_s: TICKET_TTL_S, site };
+    let Response::Ticket(line) = client.call(&request).await? else { return Err(TicketError::Answer) };
+    let path = file.to_owned();
+    let written = tokio::task::spawn_blocking(move || write_secret(&path, &line)).await;
+    let written = written.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+    written.map_err(|error| TicketError::Write(file.to_owned(), error))
+}
+
+/// Writes a file that only its owner may read; an older one is replaced, never written into.
+fn write_secret(path: &Path, line: &str) -> std::io::Result<()> {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    let new = PathBuf::from(name);
+    match std::fs::remove_file(&new) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+    writeln!(file, "{line}")?;
+    file.sync_all()?;
+    std::fs::rename(&new, path)
+}
+
+fn failed(error: &RunError) -> Exit {
+    let exit = match error {
+        RunError::Gateway(error) => gateway_exit(error),
+        RunError::Signals(_) => Exit::Failed,
+    };
+    super::fail(error, exit)
+}
+
+fn gateway_exit(error: &GatewayError) -> Exit {
+    if has_cause(error, std::io::ErrorKind::PermissionDenied) {
+        return Exit::Permission;
+    }
+    match error {
+        GatewayError::State(_) | GatewayError::Open(_) if error.is_newer_store() => Exit::ForeignState,
+        GatewayError::State(_) | GatewayError::Open(_) | GatewayError::Ca(_) | GatewayError::Control(..) => {
+            Exit::CannotWrite
+        }
+        GatewayError::Store(_) | GatewayError::Tls(_) | GatewayError::Listen(..) | GatewayError::Serve(_) => {
+            Exit::Failed
+        }
+    }
+}
+
+fn has_cause(error: &(dyn std::error::Error + 'static), kind: std::io::ErrorKind) -> bool {
+    let mut next = Some(error);
+    while let Some(cause) = next {
+        if cause.downcast_ref::<std::io::Error>().is_some_and(|io| io.kind() == kind) {
+            return true;
+        }
+        next = cause.source();
+    }
+    false
+}
+
+/// `500ms`, `10s`, `5m`, `24h`.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    let bad = || format!("not a time: {text:?} (such as 500ms, 10s, 5m, 24h)");
+    let at = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
+    let number: u32 = text[..at].parse().map_err(|_| bad())?;
+    let unit = match &text[at..] {
+        "ms" => Duration::from_millis(1),
+        "s" => Duration::from_secs(1),
+        "m" => Duration::from_secs(60),
+        "h" => Duration::from_secs(3600),
+        _ => return Err(bad()),
+    };
+    Ok(unit * number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_has_a_unit() {
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("24h"), Ok(Duration::from_secs(86_400)));
+        for bad in ["", "10", "s", "-1s", "1d", "99999999999s"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_ticket_file_is_closed_to_others_and_replaced_whole() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("ticket");
+        write_secret(&path, "first and longer").expect("written");
+        write_secret(&path, "second").expect("written");
+        assert_eq!(std::fs::read_to_string(&path).expect("read"), "second\n");
+        assert_eq!(std::fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
+    }
+}

@@ -1,0 +1,378 @@
+//! A gateway on a loopback socket, and nodes whose every frame the test decides.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use data_encoding::BASE64URL_NOPAD;
+use rcgen::{CertificateParams, KeyPair};
+use serde_json::json;
+use serde_json::value::to_raw_value;
+use tempfile::TempDir;
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Status, Streaming};
+
+use crate::clock::SystemClock;
+use crate::gateway::control::{Client, CommandView, EventView, Request, Response};
+use crate::gateway::{GatewayError, Options, Ready, run};
+use crate::model::{CommandId, Digest, NodeId};
+use crate::wire::pb;
+use crate::wire::pb::gateway_frame::Frame as Out;
+use crate::wire::pb::node_frame::Frame as In;
+
+/// Nothing in these tests takes this long.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub(super) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(PATIENCE, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("{what} did not come within {PATIENCE:?}"),
+    }
+}
+
+pub(super) struct Gateway {
+    pub dir: TempDir,
+    pub ready: Ready,
+    stop: oneshot::Sender<()>,
+    task: tokio::task::JoinHandle<Result<(), GatewayError>>,
+}
+
+impl Gateway {
+    pub async fn start() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    pub async fn with(change: impl FnOnce(&mut Options)) -> Self {
+        Self::on(tempfile::tempdir().expect("a directory"), change).await
+    }
+
+    pub async fn on(dir: TempDir, change: impl FnOnce(&mut Options)) -> Self {
+        let mut options = Options::new(dir.path().join("gw"), "127.0.0.1:0".parse().expect("an address"));
+        options.seed = Some(7);
+        change(&mut options);
+        let (stop, stopped) = oneshot::channel();
+        let (tell, told) = oneshot::channel();
+        let task = tokio::spawn(run(
+            options,
+            Arc::new(SystemClock),
+            |ready| tell.send(ready).expect("somebody waits"),
+            async {
+                let _ = stopped.await;
+            },
+        ));
+        let ready = within("the gateway's start", told).await.expect("it starts");
+        Self { dir, ready, stop, task }
+    }
+
+    pub async fn stop(self) -> TempDir {
+        let _ = self.stop.send(());
+        within("the gateway's stop", self.task).await.expect("no panic").expect("no error");
+        self.dir
+    }
+
+    /// What a kill would leave: the files as they are at this moment.
+    pub fn killed(&self) -> TempDir {
+        let copy = tempfile::tempdir().expect("a directory");
+        let status = std::process::Command::new("cp")
+            .arg("-a")
+            .arg(self.dir.path().join("gw"))
+            .arg(copy.path())
+            .status();
+        assert!(status.expect("cp runs").success());
+        copy
+    }
+
+    pub async fn ask(&self, request: Request) -> Response {
+        let mut client = Client::connect(&self.dir.path().join("gw")).await.expect("a control socket");
+        within("an answer", client.call(&request)).await.expect("answered")
+    }
+
+    pub async fn token(&self, uses: u32, ttl_s: u64) -> String {
+        let Response::Ticket(line) = self.ask(Request::Ticket { uses, ttl_s, site: "lab".into() }).await
+        else {
+            panic!("no ticket")
+        };
+        let json = BASE64URL_NOPAD.decode(line.strip_prefix("bcd1.").expect("a ticket").as_bytes());
+        let ticket: serde_json::Value = serde_json::from_slice(&json.expect("base64")).expect("json");
+        ticket["token"].as_str().expect("a token").to_owned()
+    }
+
+    /// A machine that has joined.
+    pub async fn machine(&self) -> Machine {
+        let token = self.token(1, 60).await;
+        Machine::join(self, &token, KeyPair::generate().expect("a key")).await.expect("joined")
+    }
+
+    pub async fn enqueue(&self, machine: &Machine, kind: &str, args: serde_json::Value) -> CommandId {
+        self.enqueue_for(machine, kind, args, 600).await
+    }
+
+    pub async fn enqueue_for(
+        &self,
+        machine: &Machine,
+        kind: &str,
+        args: serde_json::Value,
+        ttl_s: u64,
+    ) -> CommandId {
+        let args = to_raw_value(&args).expect("json");
+        let request = Request::Enqueue { node: machine.id(), kind: kind.into(), args, ttl_s, id: None };
+        let Response::Enqueued(id) = self.ask(request).await else { panic!("not enqueued") };
+        id
+    }
+
+    pub async fn program(&self, machine: &Machine) -> CommandId {
+        self.enqueue(machine, "node.exec", json!({"argv": ["/bin/true"]})).await
+    }
+
+    pub async fn show(&self, id: &CommandId) -> CommandView {
+        let Response::Command(Some(view)) = self.ask(Request::Show { id: id.clone() }).await else {
+            panic!("{id} is not known")
+        };
+        *view
+    }
+
+    /// Waits until the command is in a state.
+    pub async fn reaches(&self, id: &CommandId, state: &str) -> CommandView {
+        within(&format!("{id} {state}"), async {
+            loop {
+                let view = self.show(id).await;
+                if view.state == state {
+                    return view;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+        .await
+    }
+
+    pub async fn events(&self, kind: &str) -> Vec<EventView> {
+        let Response::Events(events) = self.ask(Request::Events { after: 0, wait_ms: 0 }).await else {
+            panic!("no events")
+        };
+        events.into_iter().filter(|event| event.kind == kind).collect()
+    }
+
+    fn ca_pem(&self) -> String {
+        let der = std::fs::read(self.dir.path().join("gw/ca/ca.der")).expect("the CA");
+        pem(&der)
+    }
+
+    pub async fn channel(&self, identity: Option<Identity>) -> Result<Channel, tonic::transport::Error> {
+        let mut tls = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(self.ca_pem()))
+            .domain_name("localhost");
+        if let Some(identity) = identity {
+            tls = tls.identity(identity);
+        }
+        let address = format!("https://{}", self.ready.address);
+        Endpoint::from_shared(address).expect("an address").tls_config(tls)?.connect().await
+    }
+}
+
+fn pem(der: &[u8]) -> String {
+    let body = data_encoding::BASE64.encode(der);
+    format!("-----BEGIN CERTIFICATE-----\n{body}\n-----END CERTIFICATE-----\n")
+}
+
+pub(super) struct Machine {
+    pub node: String,
+    pub response: pb::JoinResponse,
+    pub key: KeyPair,
+}
+
+impl Machine {
+    pub async fn join(gateway: &Gateway, token: &str, key: KeyPair) -> Result<Self, Status> {
+        Self::join_with(gateway, token, key, |_| {}).await
+    }
+
+    pub async fn join_with(
+        gateway: &Gateway,
+        token: &str,
+        key: KeyPair,
+        change: impl FnOnce(&mut pb::JoinRequest),
+    ) -> Result<Self, Status> {
+        let csr = CertificateParams::default().serialize_request(&key).expect("a CSR");
+        let mut request = pb::JoinRequest {
+            csr: csr.der().to_vec().into(),
+            token: token.into(),
+            proto_min: 1,
+            proto_max: 1,
+            ..Default::default()
+        };
+        change(&mut request);
+        let channel = gateway.channel(None).await.expect("connected");
+        let mut client = pb::enrollment_client::EnrollmentClient::new(channel);
+        let frame = pb::JoinFrame { frame: Some(pb::join_frame::Frame::Request(request)) };
+        let mut answers = within("a join", client.join(tokio_stream::once(frame))).await?.into_inner();
+        let answer = within("a join's answer", answers.message()).await?.expect("an answer");
+        let Some(pb::join_answer::Frame::Response(response)) = answer.frame else { panic!("no response") };
+        Ok(Self { node: response.node_id.clone(), response, key })
+    }
+
+    pub fn id(&self) -> NodeId {
+        NodeId::new(&*self.node).expect("an id")
+    }
+
+    pub fn hello(&self) -> pb::Hello {
+        pb::Hello {
+            node_id: self.node.clone(),
+            role: "host".into(),
+            boot_id: "b-1".into(),
+            journal_id: "j-1".into(),
+            incarnation: "i-1".into(),
+            proto_min: 1,
+            proto_max: 1,
+            ..Default::default()
+        }
+    }
+
+    fn identity(&self) -> Identity {
+        let chain: String = self.response.chain.iter().map(|der| pem(der)).collect();
+        Identity::from_pem(chain, self.key.serialize_pem())
+    }
+
+    /// A session as far as its first frame.
+    pub async fn call(&self, gateway: &Gateway, first: pb::NodeFrame) -> Result<Session, Status> {
+        let channel = gateway.channel(Some(self.identity())).await.expect("connected");
+        let mut client = pb::node_client::NodeClient::new(channel);
+        let (send, frames) = mpsc::channel(64);
+        send.send(first).await.expect("room");
+        let call = client.session(ReceiverStream::new(frames));
+        let receive = within("a session's opening", call).await?.into_inner();
+        Ok(Session { send, receive, taken: 0, beats: 0, free: HashMap::new() })
+    }
+
+    pub async fn open(&self, gateway: &Gateway, hello: pb::Hello) -> Result<Session, Status> {
+        self.call(gateway, pb::NodeFrame { frame: Some(In::Hello(hello)) }).await
+    }
+
+    /// A session that has had its Welcome and its first heartbeat.
+    pub async fn live(&self, gateway: &Gateway) -> Session {
+        self.live_with(gateway, self.hello()).await
+    }
+
+    pub async fn live_with(&self, gateway: &Gateway, hello: pb::Hello) -> Session {
+        let mut session = self.open(gateway, hello).await.expect("opened");
+        session.welcome().await;
+        session.heartbeat().await;
+        session
+    }
+}
+
+pub(super) struct Session {
+    send: mpsc::Sender<pb::NodeFrame>,
+    receive: Streaming<pb::GatewayFrame>,
+    taken: u64,
+    beats: u64,
+    free: HashMap<String, u32>,
+}
+
+impl Session {
+    pub async fn send(&self, frame: In) {
+        self.send.send(pb::NodeFrame { frame: Some(frame) }).await.expect("the session is open");
+    }
+
+    pub async fn next(&mut self) -> Result<Out, Status> {
+        let frame = within("a frame", self.receive.message()).await?;
+        let frame = frame.expect("the stream goes on").frame.expect("a frame that is known");
+        if matches!(frame, Out::Command(_)) {
+            self.taken += 1;
+        }
+        Ok(frame)
+    }
+
+    pub async fn welcome(&mut self) -> pb::Welcome {
+        let Out::Welcome(welcome) = self.next().await.expect("a frame") else { panic!("no Welcome") };
+        self.free = welcome.lane_credits.clone();
+        welcome
+    }
+
+    /// Sends a heartbeat with all credits free, and waits for its ack.
+    pub async fn heartbeat(&mut self) {
+        self.beats += 1;
+        let beat = pb::Heartbeat {
+            seq: self.beats,
+            free_credits: self.free.clone(),
+            commands_received: self.taken,
+            ..Default::default()
+        };
+        self.send(In::Heartbeat(beat)).await;
+    }
+
+    /// The next command; acks of heartbeats are passed over.
+    pub async fn command(&mut self) -> pb::Command {
+        loop {
+            match self.next().await.expect("a frame") {
+                Out::Command(command) => return command,
+                Out::Ack(ack) if ack.heartbeat_seq != 0 => {}
+                other => panic!("not a command: {other:?}"),
+            }
+        }
+    }
+
+    /// The next acked results; acks of heartbeats are passed over.
+    pub async fn acked(&mut self) -> Vec<String> {
+        loop {
+            match self.next().await.expect("a frame") {
+                Out::Ack(ack) if ack.heartbeat_seq != 0 => {}
+                Out::Ack(ack) => return ack.result_ids,
+                other => panic!("not an ack: {other:?}"),
+            }
+        }
+    }
+
+    /// That nothing but acks of heartbeats comes for a while.
+    pub async fn quiet(&mut self, how_long: Duration) {
+        let until = tokio::time::Instant::now() + how_long;
+        while let Ok(frame) = tokio::time::timeout_at(until, self.receive.message()).await {
+            match frame.expect("the session lives").and_then(|frame| frame.frame) {
+                Some(Out::Ack(ack)) if ack.heartbeat_seq != 0 => {}
+                other => panic!("not quiet: {other:?}"),
+            }
+        }
+    }
+
+    /// How the session ends; frames before it are passed over.
+    pub async fn end(&mut self) -> Status {
+        within("the session's end", async {
+            loop {
+                match self.receive.message().await {
+                    Ok(Some(_)) => {}
+                    Ok(None) => panic!("the stream ended without a status"),
+                    Err(status) => return status,
+                }
+            }
+        })
+        .await
+    }
+
+    pub async fn say(&self, command: &pb::Command, state: pb::CommandState) {
+        self.send(In::CommandUpdate(update(command, state))).await;
+    }
+
+    pub async fn refuse(&self, command: &pb::Command, reason: &str, detail: &str) {
+        let mut refused = update(command, pb::CommandState::Refused);
+        refused.reason = reason.into();
+        refused.message = detail.into();
+        self.send(In::CommandUpdate(refused)).await;
+    }
+}
+
+pub(super) fn id_of(command: &pb::Command) -> CommandId {
+    let payload = command.envelope.as_ref().expect("an envelope").payload.clone();
+    crate::model::Command::parse(payload).expect("a body").header.id
+}
+
+pub(super) fn update(command: &pb::Command, state: pb::CommandState) -> pb::CommandUpdate {
+    let payload = &command.envelope.as_ref().expect("an envelope").payload;
+    pb::CommandUpdate {
+        command_id: id_of(command).to_string(),
+        body_sha256: Digest::of(payload).0.to_vec().into(),
+        state: state.into(),
+        attempt: 1,
+        effect: pb::Effect::Complete.into(),
+        ..Default::default()
+    }
+}

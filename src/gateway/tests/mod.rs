@@ -1,0 +1,7 @@
+//! The gateway as a node sees it: over a real socket, with frames of the test's own making.
+
+mod lab;
+
+mod commands;
+mod enrolment;
+mod sessions;
