@@ -44,13 +44,15 @@ pub(super) struct Disk {
     names: BTreeMap<String, Inode>,
     trace: Vec<Op>,
     off: bool,
+    /// Open files; while there are any, the disk belongs to a process.
+    pub(super) open_files: usize,
 }
 
 impl Disk {
     /// A disk with the files of `image`, all durable.
     pub(super) fn boot(image: Image) -> Self {
         let names = image.keys().cloned().zip(0..).collect();
-        Self { files: image.into_values().collect(), names, trace: Vec::new(), off: false }
+        Self { files: image.into_values().collect(), names, ..Self::default() }
     }
 
     /// From now on nothing is written: what closes files after the crash changes nothing.

@@ -47,7 +47,7 @@ fn swept(scenario: Scenario, how: impl FnOnce(&Sweep) -> Tally) -> Option<Tally>
 
 #[test]
 fn no_power_loss_takes_what_was_proven_durable() {
-    let Some(tally) = swept(scenario(&[]), |sweep| sweep.every_crash(11)) else { return };
+    let Some(tally) = swept(scenario(&[]), |sweep| sweep.every_crash(12)) else { return };
     assert_eq!(tally.bad(), 0, "{:#?}", tally.first);
     assert!(tally.cases >= 5000, "only {} cases", tally.cases);
 }

@@ -15,7 +15,8 @@ use crate::model::{Command, JournalId, Outcome, Reason};
 use crate::wire::dsse::Verified;
 
 /// Runs the one case that it names, `<point>:<mode>:<seed>`, of the test that is started; a second crash, within
-/// the recovery from the first, behind a `/`.
+/// the recovery from the first, behind a `/`. The same operations meet the same fate; only the salts of SQLite's
+/// log differ from run to run.
 const REPLAY: &str = "BCD_POWER_LOSS";
 
 /// What is wrong after a crash.
