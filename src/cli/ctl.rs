@@ -9,7 +9,6 @@ use data_encoding::BASE64;
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::gateway::chain;
 use crate::gateway::control::{
     Client, ClientError, CommandView, EventView, NodeView, Request, Response, Stats,
 };
@@ -159,6 +158,8 @@ enum CtlError {
         "{count} nodes have joined: name one instead of - (list them with: bcd ctl --gateway {gateway} nodes)"
     )]
     NotOneNode { count: usize, gateway: String },
+    #[error("no node has joined yet; make a ticket with: bcd ctl --gateway {0} ticket")]
+    NoNode(String),
     #[error("not a node id: {0:?}")]
     BadNode(String),
     #[error("no command {0} is known here")]
@@ -177,9 +178,11 @@ impl CtlError {
             Self::Client(ClientError::Foreign { .. } | ClientError::Refused(_)) | Self::Answer => {
                 Exit::Failed
             }
-            Self::Stdin(..) | Self::StdinSize(_) | Self::NotOneNode { .. } | Self::BadNode(_) => {
-                Exit::BadInput
-            }
+            Self::Stdin(..)
+            | Self::StdinSize(_)
+            | Self::NoNode(_)
+            | Self::NotOneNode { .. }
+            | Self::BadNode(_) => Exit::BadInput,
             Self::UnknownCommand(_) | Self::Write(_) | Self::Encode(_) => Exit::Failed,
         }
     }
@@ -198,10 +201,7 @@ pub(super) fn run(args: Args) -> Exit {
         Ok(exit) => exit,
         // Whoever read the output has gone, as with `| head`.
         Err(CtlError::Write(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Exit::Done,
-        Err(error) => {
-            eprintln!("bcd ctl: {}", chain(&error));
-            error.exit()
-        }
+        Err(error) => super::fail(&error, error.exit()),
     }
 }
 
@@ -285,12 +285,11 @@ impl Session {
             return NodeId::new(name).map_err(|_| CtlError::BadNode(name.to_owned()));
         }
         let mut nodes = self.nodes().await?;
+        let gateway = self.gateway.display().to_string();
         match (nodes.pop(), nodes.len()) {
+            (None, _) => Err(CtlError::NoNode(gateway)),
             (Some(only), 0) => Ok(only.node),
-            (last, others) => {
-                let count = others + usize::from(last.is_some());
-                Err(CtlError::NotOneNode { count, gateway: self.gateway.display().to_string() })
-            }
+            (Some(_), others) => Err(CtlError::NotOneNode { count: others + 1, gateway }),
         }
     }
 
@@ -521,9 +520,4 @@ fn show_stats(stats: &Stats) -> Result<(), CtlError> {
         writeln!(out, "refused   {token} {count}")?;
     }
     Ok(())
-}
-
-/// A line for people; a reader that has gone away is no error.
-pub(super) fn say(line: &str) {
-    let _ = writeln!(std::io::stdout(), "{line}");
 }

@@ -8,7 +8,6 @@ use std::time::Duration;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::ctl::say;
 use crate::clock::SystemClock;
 use crate::gateway::control::{Client, ClientError, Request, Response};
 use crate::gateway::{self, GatewayError, Limits, Options, Ready};
@@ -131,6 +130,11 @@ async fn serve(options: Options, ticket: Option<PathBuf>, site: String) -> Resul
     Ok(())
 }
 
+/// A line for people; one that nobody reads is no failure.
+fn say(line: &str) {
+    let _ = super::print(&format!("{line}\n"));
+}
+
 /// Says where the gateway is and what to type next.
 async fn greet(ready: Ready, state: PathBuf, ticket: Option<PathBuf>, site: String) {
     let dir = state.display();
@@ -138,7 +142,9 @@ async fn greet(ready: Ready, state: PathBuf, ticket: Option<PathBuf>, site: Stri
     match ticket {
         Some(file) => match write_ticket(&state, &file, site).await {
             Ok(()) => say(&format!("join a machine:   bcd join --ticket {}", file.display())),
-            Err(error) => eprintln!("bcd gateway: no ticket was written: {}", chain(&error)),
+            Err(error) => {
+                super::fail(&error, Exit::CannotWrite);
+            }
         },
         None => say(&format!("make a ticket:    bcd ctl --gateway {dir} ticket > FILE")),
     }
@@ -184,11 +190,11 @@ fn write_secret(path: &Path, line: &str) -> std::io::Result<()> {
 }
 
 fn failed(error: &RunError) -> Exit {
-    eprintln!("bcd gateway: {}", chain(error));
-    match error {
+    let exit = match error {
         RunError::Gateway(error) => gateway_exit(error),
         RunError::Signals(_) => Exit::Failed,
-    }
+    };
+    super::fail(error, exit)
 }
 
 fn gateway_exit(error: &GatewayError) -> Exit {
@@ -215,21 +221,6 @@ fn has_cause(error: &(dyn std::error::Error + 'static), kind: std::io::ErrorKind
         next = cause.source();
     }
     false
-}
-
-/// An error with its sources, in one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        let more = source.to_string();
-        if !text.ends_with(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        next = source.source();
-    }
-    text
 }
 
 /// `500ms`, `10s`, `5m`, `24h`.

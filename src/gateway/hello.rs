@@ -7,13 +7,16 @@ use tonic::Code;
 use super::peer::Peer;
 use super::store::HelloFacts;
 use super::update::Update;
-use crate::model::limits::{CAPABILITIES, ENTRIES};
+use crate::model::limits::{CAPABILITIES, ENTRIES, HELLO_RESULTS_BYTES};
 use crate::model::{BootId, CommandId, Incarnation, JournalId, Reason, Role, ServerTime};
 use crate::wire::pb;
 use crate::wire::version::Range;
 
 /// A diagnostic text of a Hello, bytes.
 const VERSION_BYTES: usize = 64;
+/// Results in a Hello: as many as its bytes can hold, since each has a digest of 32 bytes. A node must never be
+/// locked out by having many results to tell.
+const RESULTS: usize = HELLO_RESULTS_BYTES / 32;
 
 /// A refusal with its status code and token.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -65,7 +68,7 @@ pub fn check(hello: &pb::Hello, peer: &Peer, own: Range, now: ServerTime) -> Res
         JournalId::new(&*hello.journal_id).map_err(|_| invalid("journal_id is missing or malformed"))?;
     let incarnation =
         Incarnation::new(&*hello.incarnation).map_err(|_| invalid("incarnation is missing or malformed"))?;
-    if hello.running_command_ids.len() > ENTRIES || hello.done_results.len() > ENTRIES {
+    if hello.running_command_ids.len() > ENTRIES || hello.done_results.len() > RESULTS {
         return Err(invalid("a list has too many entries"));
     }
     let running = hello.running_command_ids.iter().map(|id| CommandId::new(&**id));

@@ -11,9 +11,9 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::ca::Csr;
 use super::hello::{self, Checked};
-use super::hub::{Hub, Live, SessionEnd};
+use super::hub::{Hub, Live};
 use super::peer::Peer;
-use super::session::{self, Opening, Outgoing, chain};
+use super::session::{self, Begun, Opening, Outgoing, chain};
 use super::store::{HelloRefusal, JoinRefusal, JoinTry, Joined, StoreError};
 use crate::failpoint;
 use crate::model::limits::{ID_BYTES, JOIN_FACTS};
@@ -62,14 +62,14 @@ impl Service {
         let checked = hello::check(&hello, &peer, hub.settings.protocol, hub.now())
             .map_err(|refused| hub.refuse(refused.code, refused.reason, &refused.message, None))?;
         let slot = hub.hello_slot()?;
-        let (live, opening, orders, told) = self.transact(checked, &peer).await?;
+        let begun = self.transact(checked, &peer).await?;
         drop(slot);
         let (out, frames): (Outgoing, _) = mpsc::channel(session::OUTGOING);
-        if !hub.take_over(&peer.node, &live) {
+        if !hub.take_over(&peer.node, &begun.live) {
             let message = "a newer session of the same identity took over";
             return Err(hub.refuse(Code::Aborted, Reason::Superseded, message, None));
         }
-        tokio::spawn(session::run(hub, live, opening, inbound, out, orders, told, place));
+        tokio::spawn(session::run(hub, begun, inbound, out, place));
         Ok(frames)
     }
 
@@ -105,7 +105,7 @@ impl Service {
         hub.commands_ended(&opened.effects.ended());
         let settings = &hub.settings;
         let welcome = pb::Welcome {
-            session_id: hub.with_rng(|rng| session_id(rng)),
+            session_id: hub.with_rng(session_id),
             gateway_id: settings.gateway_id.clone(),
             epoch: opened.epoch,
             proto,
@@ -135,7 +135,7 @@ impl Service {
             welcome,
             acks: opened.effects.acks(),
         };
-        Ok((live, opening, orders, told))
+        Ok(Begun { live, opening, orders, told })
     }
 
     async fn join_request(&self, request: pb::JoinRequest) -> Result<pb::JoinResponse, Status> {
@@ -146,7 +146,7 @@ impl Service {
             token: Digest::of(request.token.as_bytes()),
             spki: csr.spki,
             role,
-            fresh: hub.with_rng(|rng| NodeId::random(rng)),
+            fresh: hub.with_rng(NodeId::random),
             now,
         };
         let joined = hub.store.join(attempt).await.map_err(|error| self.internal(&error))?;
@@ -224,10 +224,6 @@ impl Service {
         })
     }
 }
-
-/// A session that the Hello transaction has opened: itself, what it starts with, its orders and its end.
-type Begun =
-    (Arc<Live>, Opening, mpsc::Receiver<pb::GatewayFrame>, tokio::sync::oneshot::Receiver<SessionEnd>);
 
 fn session_id(rng: &mut impl rand::RngCore) -> String {
     let mut bytes = [0_u8; 16];

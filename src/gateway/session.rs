@@ -57,20 +57,30 @@ pub struct Opening {
     pub acks: Vec<CommandId>,
 }
 
+/// A session that the Hello transaction has opened.
+pub struct Begun {
+    /// As others see it.
+    pub live: Arc<Live>,
+    /// What it starts with.
+    pub opening: Opening,
+    /// Frames that others want sent.
+    pub orders: mpsc::Receiver<pb::GatewayFrame>,
+    /// Its end, when another decides it.
+    pub told: oneshot::Receiver<SessionEnd>,
+}
+
 /// The frames' way to the node.
 pub type Outgoing = mpsc::Sender<Result<pb::GatewayFrame, Status>>;
 
 /// Runs a session to its end.
 pub async fn run(
     hub: Arc<Hub>,
-    live: Arc<Live>,
-    opening: Opening,
+    begun: Begun,
     inbound: Streaming<pb::NodeFrame>,
     out: Outgoing,
-    orders: mpsc::Receiver<pb::GatewayFrame>,
-    mut told: oneshot::Receiver<SessionEnd>,
     place: OwnedSemaphorePermit,
 ) {
+    let Begun { live, opening, orders, mut told } = begun;
     let node = opening.node.clone();
     let not_after = opening.not_after;
     let credits = Credits::new(hub.settings.lane_credits.clone());

@@ -90,6 +90,12 @@ impl Held {
     }
 }
 
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.dir.join(CONTROL_SOCKET));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

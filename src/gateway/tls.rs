@@ -158,3 +158,68 @@ pub async fn accept(
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gateway::ca::{Ca, Csr};
+    use crate::gateway::store::Joined;
+    use crate::model::{NodeId, Role, ServerTime};
+    use rand::SeedableRng;
+
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+    const START: ServerTime = ServerTime(1_790_000_000_000);
+
+    /// A CA of its own, and a node's chain of it that ran out a day after the start.
+    fn expired_of(dir: &std::path::Path) -> (Ca, Vec<CertificateDer<'static>>) {
+        let ca = Ca::open(dir, START).expect("a CA");
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let csr = rcgen::CertificateParams::default().serialize_request(&key).expect("a CSR");
+        let csr = Csr::verify(csr.der()).expect("it holds");
+        let node = NodeId::new("n-1").expect("an id");
+        let node = Joined { node, site: "lab".into(), role: Role::Host, generation: 1 };
+        let mut rng = rand::rngs::StdRng::seed_from_u64(1);
+        let signed = ca.sign(&csr, &node, "lab.example", DAY, START, &mut rng).expect("signed");
+        (ca, signed.chain)
+    }
+
+    fn verifier(ca: &Ca) -> ExpiredToo {
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(ca.certificate().clone()).expect("a root");
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let chained = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+        ExpiredToo(chained.build().expect("a verifier"))
+    }
+
+    #[test]
+    fn an_expired_certificate_gets_in_only_when_its_signature_holds() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (ours, expired) = expired_of(&dir.path().join("ours"));
+        let (_, forged) = expired_of(&dir.path().join("theirs"));
+        let seconds = u64::try_from(START.plus(3 * DAY).0 / 1000).expect("positive");
+        let now = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        let verifier = verifier(&ours);
+        verifier.verify_client_cert(&expired[0], &expired[1..], now).expect("ours gets in");
+        let refused = verifier.verify_client_cert(&forged[0], &forged[1..], now);
+        assert!(
+            matches!(
+                refused,
+                Err(Error::InvalidCertificate(
+                    CertificateError::BadSignature | CertificateError::UnknownIssuer
+                ))
+            ),
+            "{refused:?}"
+        );
+    }
+
+    #[test]
+    fn a_serving_certificate_is_no_node() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (ours, _) = expired_of(&dir.path().join("ours"));
+        let mut rng = rand::rngs::StdRng::seed_from_u64(2);
+        let (chain, _) = ours.serving(&[], START, &mut rng).expect("signed");
+        let seconds = u64::try_from(START.0 / 1000).expect("positive");
+        let now = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        assert!(verifier(&ours).verify_client_cert(&chain[0], &chain[1..], now).is_err());
+    }
+}

@@ -80,7 +80,7 @@ impl Begun {
     /// Creates the record of a command that is about to start and makes it durable. Blocks.
     ///
     /// # Errors
-    /// See [`BegunError`]; in any case the effect must not start.
+    /// See [`BegunError`]; in any case the effect must not start now. After an `Io` it may be tried again.
     pub fn create(
         state: &Path,
         journal_id: &JournalId,
@@ -131,8 +131,11 @@ fn write(state: &Path, record: &Record) -> Result<Begun, BegunError> {
         sync_dir(&dir(state))
     });
     if let Err(source) = synced {
-        // Left in place: that it cannot be relied on does not mean that it will be gone after a crash, and a
-        // record without an effect costs one `interrupted`, an effect without a record a second run.
+        // Ours, and without an effect: away with it, so that the next try makes a new file with a sync of its own.
+        // Should it stay, it costs one `interrupted`, never a second run.
+        if let Err(error) = std::fs::remove_file(&path) {
+            tracing::warn!(path = %path.display(), %error, "a begun record without an effect cannot be removed");
+        }
         return Err(failed("sync")(source));
     }
     failpoint::hit(failpoint::BEGUN);

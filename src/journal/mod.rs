@@ -39,10 +39,6 @@ pub use record::{Accepted, Running, State};
 
 use crate::model::{Answer, BootId, CommandId, Done, Incarnation, JournalId, NodeId, ServerTime};
 
-/// Size of the log for a daemon: a thousand pages between two checkpoints (4 MiB with their headers), and the largest
-/// batch that may come on top.
-pub const WAL_BYTES: u64 = 8 << 20;
-
 /// How the writer runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
@@ -64,7 +60,8 @@ pub struct Options {
     pub incarnation: Incarnation,
     /// This boot.
     pub boot_id: BootId,
-    /// Size to which the WAL is grown at open, bytes: [`WAL_BYTES`] in a daemon, small in the simulator.
+    /// Size to which the WAL is grown at open, bytes. At 4 MiB it holds what gathers between two
+    /// checkpoints; small in the simulator.
     pub wal_bytes: u64,
     /// Thread or inline.
     pub mode: Mode,

@@ -1,5 +1,6 @@
 //! Opening: files, lock, checks, settings, schema, and the settling of what an older incarnation left.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -96,6 +97,21 @@ impl Locked {
     pub fn facts(&self) -> Facts {
         let Head { journal_id, birth, mark, signed, last_epoch, .. } = self.head.clone();
         Facts { journal_id, birth, mark, signed, last_epoch }
+    }
+
+    /// Ids of every journal under which something may have been started here: this one's, and those that the begun
+    /// records name. After a lost journal its programs bear the older id. Blocks.
+    ///
+    /// # Errors
+    /// The records cannot be read.
+    pub fn started_under(&self) -> Result<BTreeSet<JournalId>, OpenError> {
+        let records = begun::read_all(&self.state).map_err(|source| OpenError::Io {
+            action: "read the begun records in",
+            path: begun::dir(&self.state),
+            source,
+        })?;
+        let ids = records.whole.into_iter().map(|record| record.journal_id);
+        Ok(ids.chain([self.head.journal_id.clone()]).collect())
     }
 
     /// Settles every command that an older incarnation left, durably, and starts the writer. Blocks.

@@ -5,26 +5,28 @@
 //! leave as `Durable<Done>` only. Never waits for the wire, the journal or the executor: each of those is a future
 //! of the same select.
 
+mod wire;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::SessionParts;
 use super::backoff::Reaction;
 use super::hello::hello;
 use super::machine::{Beat, Input, Intent, Machine, Now, Output, State};
-use super::outbox::{Outgoing, result_frame};
+use super::outbox::Outgoing;
 use super::resend::Resend;
 use super::status::SessionStatus;
-use super::{SessionParts, load};
 use crate::failpoint;
-use crate::journal::{Unacked, WriteError};
+use crate::journal::Unacked;
+use crate::model::Reason;
 use crate::model::limits::HELLO_RESULTS_BYTES;
-use crate::model::{Answer, AnswerState, Command, Digest, Reason};
-use crate::wire::frames::{Delivery, Inbound, Welcome, command_update};
+use crate::wire::frames::{Inbound, Welcome};
 use crate::wire::link::{Endpoint, Link, LinkEnd};
 use crate::wire::pb;
 use crate::wire::pb::node_frame::Frame;
@@ -33,11 +35,6 @@ use crate::wire::pb::node_frame::Frame;
 const RESERVED: usize = 2;
 /// A Goodbye gets this long to leave; a clean stop has 10 s in all.
 const GOODBYE_FLUSH: Duration = Duration::from_secs(2);
-/// Results of one page read after Welcome, bytes of output.
-const PAGE_BYTES: usize = HELLO_RESULTS_BYTES;
-/// A journal that cannot be read is read again this often.
-const READ_RETRY: Duration = Duration::from_secs(1);
-
 type Pending<T> = Option<BoxFuture<'static, T>>;
 type Opened = Result<(Box<dyn Link>, Resend), LinkEnd>;
 
@@ -122,7 +119,7 @@ impl Driver {
     async fn next(&mut self, stop: &mut watch::Receiver<bool>) -> Event {
         let due = self.machine.due().map(|due| self.started + due);
         let frames = matches!(self.machine.state(), State::AwaitingWelcome { .. } | State::Live(_));
-        let outgoing = self.live() && !self.outbox_ended && self.room() > 0 && self.resend.caught_up();
+        let outgoing = self.live() && !self.outbox_ended && self.room() > 0;
         let link = &mut self.link;
         let receive = async {
             match link {
@@ -299,91 +296,6 @@ impl Driver {
             Intent::Closing => drop(tokio::spawn(closing)),
         }
     }
-
-    fn deliver(&mut self, delivery: Delivery) {
-        if !matches!(delivery, Delivery::Cancel { .. }) {
-            failpoint::hit(failpoint::RECEIVED);
-        }
-        let (delivery, why) = match self.parts.deliveries.try_send(delivery) {
-            Ok(()) => return,
-            Err(mpsc::error::TrySendError::Full(delivery)) => (delivery, Reason::Credits),
-            Err(mpsc::error::TrySendError::Closed(delivery)) => (delivery, Reason::Stopping),
-        };
-        // Only a gateway that sends beyond the credits fills the queue; it is told so rather than waited for.
-        if let Some(answer) = refusal(&delivery, why) {
-            self.send(Frame::CommandUpdate(command_update(&answer)));
-        }
-    }
-
-    fn say(&mut self, outgoing: Outgoing) {
-        match outgoing {
-            Outgoing::Passing(answer) => {
-                self.resend.passed();
-                if self.send(Frame::CommandUpdate(command_update(&answer))) {
-                    match answer.state {
-                        AnswerState::Accepted => failpoint::hit(failpoint::ACCEPTED_SENT),
-                        AnswerState::Running { .. } => failpoint::hit(failpoint::RUNNING_SENT),
-                        AnswerState::Refused { .. } | AnswerState::Done(_) => {}
-                    }
-                }
-            }
-            Outgoing::Result(done) => {
-                if self.resend.take(&done.id) && self.send(Frame::CommandUpdate(result_frame(&done))) {
-                    failpoint::hit(failpoint::RESULT_SENT);
-                }
-            }
-        }
-    }
-
-    /// Queues a frame; a link that takes none has ended, which its next receive tells.
-    fn send(&mut self, body: Frame) -> bool {
-        self.link.as_mut().is_some_and(|link| link.send(frame(body)).is_ok())
-    }
-
-    /// Sends what waits for room, as far as there is room.
-    fn pump(&mut self) {
-        if !self.live() {
-            return;
-        }
-        if let Some(beat) = self.heartbeat
-            && self.link.as_ref().is_some_and(|link| link.room() > 0)
-            && self.send(Frame::Heartbeat(self.heartbeat_frame(beat)))
-        {
-            self.heartbeat = None;
-        }
-        if self.parts.outbox.take_missed() {
-            self.resend.missed();
-        }
-        while self.room() > 0
-            && let Some(done) = self.resend.next()
-        {
-            if self.send(Frame::CommandUpdate(result_frame(&done))) {
-                failpoint::hit(failpoint::RESULT_SENT);
-            }
-        }
-        if self.reading.is_none()
-            && let Some(position) = self.resend.owed()
-        {
-            self.reading = Some(read_page(self.parts.journal.clone(), position).boxed());
-        }
-        if self.room() > 0 {
-            self.flushed = None;
-        } else if self.flushed.is_none() {
-            self.flushed = self.link.as_ref().map(|link| link.flushed());
-        }
-    }
-
-    fn heartbeat_frame(&self, beat: Beat) -> pb::Heartbeat {
-        let free = self.parts.lanes.free();
-        pb::Heartbeat {
-            seq: beat.seq,
-            free_credits: free.into_iter().map(|(lane, free)| (lane.name().to_owned(), free)).collect(),
-            commands_received: beat.commands_received,
-            load: load::read(self.parts.lanes.running_ids().len()),
-            peer_proto_max: beat.peer_proto_max,
-            ..Default::default()
-        }
-    }
 }
 
 async fn done_if_any(pending: &mut Pending<()>) {
@@ -399,38 +311,8 @@ async fn sleep_until(due: Option<Instant>) {
     }
 }
 
-async fn read_page(journal: crate::journal::Journal, position: Option<u64>) -> Unacked {
-    loop {
-        match journal.unacked(position, PAGE_BYTES).await {
-            Ok(page) => return page,
-            Err(error) => note_unread(&error),
-        }
-        tokio::time::sleep(READ_RETRY).await;
-    }
-}
-
-fn note_unread(error: &WriteError) {
-    tracing::warn!(%error, "results wait: the journal cannot be read");
-}
-
 fn frame(body: Frame) -> pb::NodeFrame {
     pb::NodeFrame { frame: Some(body) }
-}
-
-/// REFUSED `busy` for a command that could not be handed on; a cancellation has no answer and is sent again by
-/// whoever wants it.
-fn refusal(delivery: &Delivery, why: Reason) -> Option<Answer> {
-    let (id, body_sha256) = match delivery {
-        Delivery::Command(command) => {
-            let payload = &command.envelope.payload;
-            let parsed = Command::parse(payload.clone()).ok();
-            (parsed.map(|command| command.header.id), Digest::of(payload))
-        }
-        Delivery::Malformed { body_sha256, .. } => (None, *body_sha256),
-        Delivery::Cancel { .. } => return None,
-    };
-    let state = AnswerState::Refused { reason: Reason::Busy, detail: why.token().into() };
-    Some(Answer { id, body_sha256, state })
 }
 
 fn log_end(end: &LinkEnd, reaction: Reaction) {

@@ -6,25 +6,26 @@
 //!       any of them → Stopped
 //! ```
 
+mod live;
+
 use std::time::Duration;
 
 use rand::rngs::StdRng;
 
-use super::backoff::{Backoff, Reaction, up_to};
+use self::live::Due;
+use super::backoff::{Backoff, Reaction};
 use super::working_clock::REWIND_ALLOWANCE;
 use crate::model::{CommandId, Reason, ServerTime};
-use crate::wire::frames::{Ack, Delivery, FrameError, Inbound, Welcome};
+use crate::wire::frames::{Delivery, FrameError, Inbound, Welcome};
 use crate::wire::link::{DIAL_DEADLINE, EndKind, Endpoint, LinkEnd};
-use crate::wire::version::{GATE_PEER_PROTO_MAX, Range};
+use crate::wire::version::Range;
+
+pub use self::live::Live;
 
 /// Welcome must come within this of Hello.
 const WELCOME_DEADLINE: Duration = Duration::from_secs(10);
 /// A Welcome's time and epoch must be durable within this; a disk that hangs must not hold a silent session.
 const APPLY_DEADLINE: Duration = Duration::from_secs(10);
-/// So many heartbeat intervals without any frame are a half-open connection.
-const SILENT_INTERVALS: u32 = 3;
-/// The heartbeat whose ack proves that a gateway does more than accept and drop.
-const PROVING_HEARTBEAT: u64 = 2;
 /// HTTP/2 keep-alive, until a gateway asks for calm.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// Calm doubles the keep-alive interval up to this, which is rarer than any heartbeat.
@@ -176,22 +177,6 @@ pub struct Terms {
     pub heartbeat_interval: Duration,
 }
 
-/// A live session.
-#[derive(Debug)]
-pub struct Live {
-    /// What the Welcome has settled.
-    pub terms: Terms,
-    /// When an ack of a heartbeat came last.
-    pub acked_at: Option<Duration>,
-    last_frame: Duration,
-    next_heartbeat: Duration,
-    sent: u64,
-    held: bool,
-    commands_received: u64,
-    frame_ignored: bool,
-    redial_at: Option<Duration>,
-}
-
 /// How the last session or attempt ended.
 #[derive(Debug, Clone)]
 pub struct LastEnd {
@@ -320,12 +305,12 @@ impl Machine {
                 self.ended(now, timeout(EndKind::Local, Reason::IoError, text), outputs);
             }
             State::Live(live) => match live.perform_due(now.mono) {
-                LiveDue::Nothing => {}
-                LiveDue::Heartbeat(beat) => outputs.push(Output::Heartbeat(beat)),
-                LiveDue::HalfOpen(text) => {
+                Due::Nothing => {}
+                Due::Heartbeat(beat) => outputs.push(Output::Heartbeat(beat)),
+                Due::HalfOpen(text) => {
                     self.ended(now, timeout(EndKind::Local, Reason::HalfOpen, text), outputs);
                 }
-                LiveDue::Redial => self.redial(now, outputs),
+                Due::Redial => self.redial(now, outputs),
             },
             State::Stopped => {}
         }
@@ -473,98 +458,6 @@ impl Machine {
             return Err((Reason::ProtocolVersion, detail));
         }
         Ok(())
-    }
-}
-
-enum LiveDue {
-    Nothing,
-    Heartbeat(Beat),
-    HalfOpen(String),
-    Redial,
-}
-
-impl Live {
-    fn new(terms: Terms, now: Duration) -> Self {
-        Self {
-            terms,
-            acked_at: None,
-            last_frame: now,
-            // The first heartbeat goes at once: it says that the Welcome is applied.
-            next_heartbeat: now,
-            sent: 0,
-            held: false,
-            commands_received: 0,
-            frame_ignored: false,
-            redial_at: None,
-        }
-    }
-
-    fn silent_at(&self) -> Duration {
-        self.last_frame + self.terms.heartbeat_interval.saturating_mul(SILENT_INTERVALS)
-    }
-
-    fn due(&self) -> Duration {
-        let due = self.next_heartbeat.min(self.silent_at());
-        self.redial_at.map_or(due, |at| at.min(due))
-    }
-
-    fn perform_due(&mut self, now: Duration) -> LiveDue {
-        if self.redial_at.is_some_and(|at| at <= now) {
-            return LiveDue::Redial;
-        }
-        if self.silent_at() <= now {
-            let silence = now.saturating_sub(self.last_frame);
-            return LiveDue::HalfOpen(format!(
-                "no frame from the gateway for {:.1} s",
-                silence.as_secs_f64()
-            ));
-        }
-        if self.next_heartbeat > now {
-            return LiveDue::Nothing;
-        }
-        // From now rather than from the last one: after a pause no burst of heartbeats makes up for it.
-        self.next_heartbeat = now + self.terms.heartbeat_interval;
-        self.sent += 1;
-        let echo = self.terms.proto >= GATE_PEER_PROTO_MAX;
-        LiveDue::Heartbeat(Beat {
-            seq: self.sent,
-            commands_received: self.commands_received,
-            peer_proto_max: echo.then_some(self.terms.proto_max),
-        })
-    }
-
-    /// Takes a frame that is in order; true when it proves that the session holds.
-    fn frame(&mut self, now: Duration, frame: Inbound, rng: &mut StdRng, outputs: &mut Vec<Output>) -> bool {
-        match frame {
-            Inbound::Ack(ack) => return self.ack(now, ack, outputs),
-            Inbound::Delivery(delivery) => {
-                if !matches!(delivery, Delivery::Cancel { .. }) {
-                    self.commands_received += 1;
-                }
-                outputs.push(Output::Deliver(delivery));
-            }
-            Inbound::Drain { max_delay, .. } => {
-                let at = now + up_to(max_delay, rng);
-                self.redial_at = Some(self.redial_at.map_or(at, |earlier| earlier.min(at)));
-            }
-            Inbound::Ignored(name) if !self.frame_ignored => {
-                self.frame_ignored = true;
-                outputs.push(Output::FrameIgnored(name));
-            }
-            Inbound::Ignored(_) | Inbound::Welcome(_) => {}
-        }
-        false
-    }
-
-    fn ack(&mut self, now: Duration, ack: Ack, outputs: &mut Vec<Output>) -> bool {
-        if !ack.result_ids.is_empty() {
-            outputs.push(Output::Acked(ack.result_ids));
-        }
-        let Some(seq) = ack.heartbeat_seq.filter(|seq| *seq <= self.sent) else { return false };
-        self.acked_at = Some(now);
-        let proves = !self.held && seq >= PROVING_HEARTBEAT;
-        self.held |= proves;
-        proves
     }
 }
 

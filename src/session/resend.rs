@@ -2,8 +2,8 @@
 //! delivering its command again.
 //!
 //! The journal is read in pages: once for Hello, on after Welcome where Hello had no room, and from the start when
-//! the outbox had no room for a result. While a read is owed the outbox waits, and what was queued in it when the
-//! last read ended may have been read as well: those few are held against what was said.
+//! the outbox had no room for a result. A page leaves out what was said before it came; what was queued in the outbox
+//! when it came may stand in it as well, so those few are held against what was said.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -54,11 +54,6 @@ impl Resend {
             Read::Behind(position) if self.page.is_empty() => Some(position),
             _ => None,
         }
-    }
-
-    /// Whether the outbox may be read: nothing older waits in the journal.
-    pub(super) fn caught_up(&self) -> bool {
-        self.owed == Read::Nothing && self.page.is_empty()
     }
 
     /// A result found no room: everything unacked is read again, but what was said stays said.

@@ -22,6 +22,8 @@ use crate::wire::pb;
 
 /// A request line, bytes, at most: a command's body with room for its escapes.
 const LINE: u64 = 4 << 20;
+/// A command or ticket lives at most this long, ten years: its end must be a time that can be written.
+const LONGEST_LIFE_S: u64 = 10 * 365 * 24 * 3600;
 /// Connections at once.
 const CONNECTIONS: usize = 256;
 /// After an accept that failed.
@@ -122,7 +124,10 @@ async fn enqueue(
     ttl_s: u64,
     id: Option<CommandId>,
 ) -> Result<Response, StoreError> {
-    let id = id.unwrap_or_else(|| hub.with_rng(|rng| CommandId::random(rng)));
+    if ttl_s > LONGEST_LIFE_S {
+        return Ok(too_long_lived());
+    }
+    let id = id.unwrap_or_else(|| hub.with_rng(CommandId::random));
     let now = hub.now();
     let not_after = now.plus(Duration::from_secs(ttl_s));
     let body = CommandBody {
@@ -160,6 +165,10 @@ async fn enqueue(
         }
         Err(error) => Response::Error(error.to_string()),
     })
+}
+
+fn too_long_lived() -> Response {
+    Response::Error(format!("a life may have at most {LONGEST_LIFE_S} seconds"))
 }
 
 async fn cancel(hub: &Hub, id: CommandId) -> Result<Response, StoreError> {
@@ -232,6 +241,9 @@ async fn ticket(hub: &Hub, uses: u32, ttl_s: u64, site: String) -> Result<Respon
     }
     if uses == 0 {
         return Ok(Response::Error("a ticket needs at least one use".into()));
+    }
+    if ttl_s > LONGEST_LIFE_S {
+        return Ok(too_long_lived());
     }
     let grant = Grant { uses, expires_at: hub.now().plus(Duration::from_secs(ttl_s)), site };
     let settings = &hub.settings;

@@ -140,12 +140,29 @@ async fn a_begun_record_forbids_a_second_start_for_ever() {
 }
 
 #[tokio::test]
+async fn a_record_that_could_not_be_made_can_be_made_later() {
+    let machine = Machine::new();
+    let journal = machine.start();
+    let first = running(&journal, "c-1", ONCE).await;
+    std::fs::remove_dir(machine.state().join("begun")).expect("removed");
+    assert!(matches!(begin(&machine, &journal, &first), Err(BegunError::Io { .. })));
+    std::fs::create_dir(machine.state().join("begun")).expect("made");
+    begin(&machine, &journal, &first).expect("a record");
+    let mode = std::os::unix::fs::MetadataExt::mode(
+        &machine.state().join("begun/c-1.json").metadata().expect("a file"),
+    );
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[tokio::test]
 async fn a_lost_journal_learns_from_the_begun_records_and_runs_nothing_again() {
     let machine = Machine::new();
     let journal = machine.start();
     begun(&machine, &journal, "c-1").await;
     journal.close().await;
     std::fs::remove_file(machine.db()).expect("lost");
+    let older_programs = machine.locked().started_under().expect("read");
+    assert_eq!(older_programs, [journal_id("j-1"), journal_id("j-2")].into());
     let (journal, recovered) = machine.start_at(ISSUED);
     assert_eq!((journal.id(), recovered.interrupted), (journal_id("j-2"), vec![id("c-1")]));
     let outcome = ended(deliver(&journal, "c-1", ONCE).await);

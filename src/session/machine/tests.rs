@@ -5,6 +5,7 @@ use rand::SeedableRng;
 
 use super::*;
 use crate::model::Digest;
+use crate::wire::frames::Ack;
 
 const NOT_AFTER: ServerTime = ServerTime(10_000_000_000);
 const START: ServerTime = ServerTime(1_000_000_000);

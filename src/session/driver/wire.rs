@@ -1,0 +1,136 @@
+//! What goes to the executor and to the wire, as far as there is room.
+
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use tokio::sync::mpsc;
+
+use super::{Driver, frame};
+use crate::failpoint;
+use crate::journal::{Journal, Unacked};
+use crate::model::limits::HELLO_RESULTS_BYTES;
+use crate::model::{Answer, AnswerState, Command, Digest, Reason};
+use crate::session::load;
+use crate::session::machine::Beat;
+use crate::session::outbox::{Outgoing, result_frame};
+use crate::wire::frames::{Delivery, command_update};
+use crate::wire::pb;
+use crate::wire::pb::node_frame::Frame;
+
+/// Results of one page read after Welcome, bytes of output.
+const PAGE_BYTES: usize = HELLO_RESULTS_BYTES;
+/// A journal that cannot be read is read again this often.
+const READ_RETRY: Duration = Duration::from_secs(1);
+
+impl Driver {
+    pub(super) fn deliver(&mut self, delivery: Delivery) {
+        if !matches!(delivery, Delivery::Cancel { .. }) {
+            failpoint::hit(failpoint::RECEIVED);
+        }
+        let (delivery, why) = match self.parts.deliveries.try_send(delivery) {
+            Ok(()) => return,
+            Err(mpsc::error::TrySendError::Full(delivery)) => (delivery, Reason::Credits),
+            Err(mpsc::error::TrySendError::Closed(delivery)) => (delivery, Reason::Stopping),
+        };
+        // Only a gateway that sends beyond the credits fills the queue; it is told so rather than waited for.
+        if let Some(answer) = refusal(&delivery, why) {
+            self.send(Frame::CommandUpdate(command_update(&answer)));
+        }
+    }
+
+    pub(super) fn say(&mut self, outgoing: Outgoing) {
+        match outgoing {
+            Outgoing::Passing(answer) => {
+                self.resend.passed();
+                if self.send(Frame::CommandUpdate(command_update(&answer))) {
+                    match answer.state {
+                        AnswerState::Accepted => failpoint::hit(failpoint::ACCEPTED_SENT),
+                        AnswerState::Running { .. } => failpoint::hit(failpoint::RUNNING_SENT),
+                        AnswerState::Refused { .. } | AnswerState::Done(_) => {}
+                    }
+                }
+            }
+            Outgoing::Result(done) => {
+                if self.resend.take(&done.id) && self.send(Frame::CommandUpdate(result_frame(&done))) {
+                    failpoint::hit(failpoint::RESULT_SENT);
+                }
+            }
+        }
+    }
+
+    /// Queues a frame; a link that takes none has ended, which its next receive tells.
+    fn send(&mut self, body: Frame) -> bool {
+        self.link.as_mut().is_some_and(|link| link.send(frame(body)).is_ok())
+    }
+
+    /// Sends what waits for room, as far as there is room.
+    pub(super) fn pump(&mut self) {
+        if !self.live() {
+            return;
+        }
+        if let Some(beat) = self.heartbeat
+            && self.link.as_ref().is_some_and(|link| link.room() > 0)
+            && self.send(Frame::Heartbeat(self.heartbeat_frame(beat)))
+        {
+            self.heartbeat = None;
+        }
+        if self.parts.outbox.take_missed() {
+            self.resend.missed();
+        }
+        while self.room() > 0
+            && let Some(done) = self.resend.next()
+        {
+            if self.send(Frame::CommandUpdate(result_frame(&done))) {
+                failpoint::hit(failpoint::RESULT_SENT);
+            }
+        }
+        if self.reading.is_none()
+            && let Some(position) = self.resend.owed()
+        {
+            self.reading = Some(read_page(self.parts.journal.clone(), position).boxed());
+        }
+        if self.room() > 0 {
+            self.flushed = None;
+        } else if self.flushed.is_none() {
+            self.flushed = self.link.as_ref().map(|link| link.flushed());
+        }
+    }
+
+    fn heartbeat_frame(&self, beat: Beat) -> pb::Heartbeat {
+        let free = self.parts.lanes.free();
+        pb::Heartbeat {
+            seq: beat.seq,
+            free_credits: free.into_iter().map(|(lane, free)| (lane.name().to_owned(), free)).collect(),
+            commands_received: beat.commands_received,
+            load: load::read(self.parts.lanes.running_ids().len()),
+            peer_proto_max: beat.peer_proto_max,
+            ..Default::default()
+        }
+    }
+}
+
+async fn read_page(journal: Journal, position: Option<u64>) -> Unacked {
+    loop {
+        match journal.unacked(position, PAGE_BYTES).await {
+            Ok(page) => return page,
+            Err(error) => tracing::warn!(%error, "results wait: the journal cannot be read"),
+        }
+        tokio::time::sleep(READ_RETRY).await;
+    }
+}
+
+/// REFUSED `busy` for a command that could not be handed on; a cancellation has no answer and is sent again by
+/// whoever wants it.
+fn refusal(delivery: &Delivery, why: Reason) -> Option<Answer> {
+    let (id, body_sha256) = match delivery {
+        Delivery::Command(command) => {
+            let payload = &command.envelope.payload;
+            let parsed = Command::parse(payload.clone()).ok();
+            (parsed.map(|command| command.header.id), Digest::of(payload))
+        }
+        Delivery::Malformed { body_sha256, .. } => (None, *body_sha256),
+        Delivery::Cancel { .. } => return None,
+    };
+    let state = AnswerState::Refused { reason: Reason::Busy, detail: why.token().into() };
+    Some(Answer { id, body_sha256, state })
+}
