@@ -86,6 +86,9 @@ pub fn run(args: &Args) -> Result<Exit, Exit> {
         note("bcd: cannot make a directory for the run's files; TMPDIR says where");
         fail(&error, Exit::CannotWrite)
     })?;
+    let log =
+        std::fs::File::create(work.join("agents.log")).map_err(|error| fail(&error, Exit::CannotWrite))?;
+    crate::log::start_in_file(tracing::Level::INFO, log);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| fail(&error, Exit::Failed))?;
     let ended = runtime.block_on(async {
