@@ -1,13 +1,12 @@
 //! What the journal does by hand to its files: modes from creation, no link followed, nothing deleted.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::DirBuilder;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use nix::libc;
-
 use super::begun::sync_dir;
+use super::disk::Disk;
 use super::error::OpenError;
 
 /// What a corrupt journal is called; the time in seconds follows.
@@ -70,7 +69,7 @@ fn shape(path: &Path, wanted: &'static str, meta: &std::fs::Metadata) -> OpenErr
 }
 
 /// Whether a regular file of ours is there; anything else in its place is refused.
-fn regular(path: &Path) -> Result<bool, OpenError> {
+pub(super) fn regular(path: &Path) -> Result<bool, OpenError> {
     match path.symlink_metadata() {
         Ok(meta) if meta.is_file() => ours(path, &meta, 0o600).map(|()| true),
         Ok(meta) => Err(shape(path, "regular file", &meta)),
@@ -87,28 +86,21 @@ pub(super) fn wal_of(db: &Path) -> PathBuf {
 }
 
 /// Checks what is there, and makes an empty database file where there is none.
-pub(super) fn prepare(state: &Path, db: &Path, unix_s: i64) -> Result<(), OpenError> {
+pub(super) fn prepare(disk: &dyn Disk, state: &Path, db: &Path, unix_s: i64) -> Result<(), OpenError> {
     let wal = wal_of(db);
-    let wal_exists = regular(&wal)?;
-    if regular(db)? {
+    let wal_exists = disk.exists(&wal)?;
+    if disk.exists(db)? {
         return Ok(());
     }
     if wal_exists {
         // SQLite would apply it to the new file: rows of a journal that is gone, under a new journal's id.
         let stray = state.join(format!("journal.db-wal.stray-{unix_s}"));
-        std::fs::rename(&wal, &stray).map_err(io_error("move aside", &wal))?;
-        sync_dir(state).map_err(io_error("sync", state))?;
+        disk.rename(&wal, &stray).map_err(io_error("move aside", &wal))?;
+        disk.sync_dir(state).map_err(io_error("sync", state))?;
         tracing::warn!(kept = %stray.display(), "a write-ahead log without its journal was moved aside");
     }
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-        .open(db)
-        .and_then(|file| file.sync_all())
-        .map_err(io_error("create", db))?;
-    sync_dir(state).map_err(io_error("sync", state))
+    disk.create(db).map_err(io_error("create", db))?;
+    disk.sync_dir(state).map_err(io_error("sync", state))
 }
 
 /// Moves a database that SQLite cannot read aside, with its log. Nothing is deleted but the oldest of more than three.
@@ -166,19 +158,7 @@ fn kept_aside(state: &Path) -> io::Result<Vec<(i64, PathBuf)>> {
 
 /// Grows the log to `bytes` with zeros, so that commits overwrite: a growing file costs a journal commit of the file
 /// system a sync. SQLite takes zeros behind its last frame for the end of the log, and writes over them.
-pub(super) fn grow_wal(db: &Path, bytes: u64) -> Result<(), OpenError> {
+pub(super) fn grow_wal(disk: &dyn Disk, db: &Path, bytes: u64) -> Result<(), OpenError> {
     let wal = wal_of(db);
-    let grow = || -> io::Result<()> {
-        let file: File =
-            OpenOptions::new().append(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC).open(&wal)?;
-        let mut left = bytes.saturating_sub(file.metadata()?.len());
-        let zeros = [0_u8; 64 << 10];
-        while left > 0 {
-            let piece = usize::try_from(left).unwrap_or(zeros.len()).min(zeros.len());
-            io::Write::write_all(&mut &file, &zeros[..piece])?;
-            left -= piece as u64;
-        }
-        file.sync_all()
-    };
-    grow().map_err(io_error("grow", &wal))
+    disk.grow(&wal, bytes).map_err(io_error("grow", &wal))
 }

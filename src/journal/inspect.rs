@@ -218,7 +218,7 @@ pub fn read(state: &Path) -> Result<Snapshot, InspectError> {
         Err(error) => return Err(failed("open", &wal_of(&db))(error).into()),
     }
     let sqlite = |source| OpenError::Sqlite { path: db.clone(), source };
-    let conn = settings::connect(&copied).map_err(sqlite)?;
+    let conn = settings::connect(&copied, None).map_err(sqlite)?;
     conn.pragma_update(None, "locking_mode", "EXCLUSIVE").map_err(sqlite)?;
     if schema::check(&conn, &db, None)? == 0 {
         return Err(InspectError::Missing(db));

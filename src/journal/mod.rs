@@ -6,6 +6,7 @@
 
 pub mod begun;
 mod core;
+mod disk;
 mod durable;
 mod error;
 mod faults;
@@ -23,6 +24,8 @@ mod schema;
 mod settings;
 mod writer;
 
+#[cfg(all(test, feature = "fakehw"))]
+mod power_loss;
 #[cfg(all(test, feature = "fakehw"))]
 mod tests;
 

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 
 use super::begun::{self, Record};
 use super::core::{Core, Counters, Shared};
+use super::disk::{Disk, Ground, KERNEL};
 use super::error::{OpenError, WriteError, is_corrupt};
 use super::faults::Faults;
 use super::lock::Lock;
@@ -43,8 +44,8 @@ impl Locked {
         let state = files::state_dir(&options.state)?;
         let db = state.join("journal.db");
         let lock = Lock::take(&state, &db)?;
-        files::prepare(&state, &db, unix_s())?;
-        let conn = peek(&db)?;
+        files::prepare(KERNEL.disk, &state, &db, unix_s())?;
+        let conn = peek(KERNEL.disk, &db)?;
         if schema::check(&conn, &db, None)? > 0 {
             let sqlite = |source| OpenError::Sqlite { path: db.clone(), source };
             let rows = conn.query_row("SELECT count(*) FROM commands", [], |row| rows::unsigned(row, 0));
@@ -54,11 +55,11 @@ impl Locked {
             }
             drop(conn);
             files::remove_rowless(&state, &db)?;
-            files::prepare(&state, &db, unix_s())?;
+            files::prepare(KERNEL.disk, &state, &db, unix_s())?;
         } else {
             drop(conn);
         }
-        let conn = establish(options, &db, &id, birth)?;
+        let conn = establish(KERNEL, options, &db, &id, birth)?;
         conn.close().map_err(|(_, source)| OpenError::Sqlite { path: db, source })?;
         drop(lock);
         Ok(())
@@ -69,16 +70,26 @@ impl Locked {
     /// # Errors
     /// See [`OpenError`].
     pub fn open(options: Options, new_id: JournalId) -> Result<Self, OpenError> {
+        Self::open_on(KERNEL, options, new_id, None)
+    }
+
+    /// The same on a ground of the caller's choice; a journal that is made anew has this birth.
+    pub(super) fn open_on(
+        ground: Ground<'_>,
+        options: Options,
+        new_id: JournalId,
+        birth: Option<ServerTime>,
+    ) -> Result<Self, OpenError> {
         let state = files::state_dir(&options.state)?;
         let db = state.join("journal.db");
         let lock = Lock::take(&state, &db)?;
-        files::prepare(&state, &db, unix_s())?;
-        let conn = match establish(&options, &db, &new_id, None) {
+        files::prepare(ground.disk, &state, &db, unix_s())?;
+        let conn = match establish(ground, &options, &db, &new_id, birth) {
             Err(OpenError::Sqlite { source, .. }) if is_corrupt(&source) => {
                 let aside = files::move_aside(&state, &db, unix_s())?;
                 tracing::error!(error = %source, kept = %aside.display(), "the journal is corrupt and was moved aside");
-                files::prepare(&state, &db, unix_s())?;
-                establish(&options, &db, &new_id, None)?
+                files::prepare(ground.disk, &state, &db, unix_s())?;
+                establish(ground, &options, &db, &new_id, birth)?
             }
             other => other?,
         };
@@ -163,9 +174,9 @@ fn unix_s() -> i64 {
 }
 
 /// A connection that leaves the file as it is: closing carries no log into it.
-fn peek(db: &Path) -> Result<Connection, OpenError> {
+fn peek(disk: &dyn Disk, db: &Path) -> Result<Connection, OpenError> {
     let sqlite = |source| OpenError::Sqlite { path: db.to_owned(), source };
-    let conn = settings::connect(db).map_err(sqlite)?;
+    let conn = settings::connect(db, disk.vfs()).map_err(sqlite)?;
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(sqlite)?;
     conn.pragma_update(None, "locking_mode", "EXCLUSIVE").map_err(sqlite)?;
     Ok(conn)
@@ -173,23 +184,24 @@ fn peek(db: &Path) -> Result<Connection, OpenError> {
 
 /// Checks whose file it is before anything is written, then brings settings and schema up to date.
 fn establish(
+    ground: Ground<'_>,
     options: &Options,
     db: &Path,
     new_id: &JournalId,
     birth: Option<ServerTime>,
 ) -> Result<Connection, OpenError> {
     let sqlite = |source| OpenError::Sqlite { path: db.to_owned(), source };
-    let mut conn = peek(db)?;
+    let mut conn = peek(ground.disk, db)?;
     let version = schema::check(&conn, db, Some(&options.node_id))?;
     if let Some(damage) = schema::damage(&conn).map_err(sqlite)? {
         let corrupt = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT);
         return Err(sqlite(rusqlite::Error::SqliteFailure(corrupt, Some(damage))));
     }
-    settings::apply(&conn, db)?;
+    settings::apply(ground.settings, &conn, db)?;
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false).map_err(sqlite)?;
     schema::migrate(&mut conn, version, &options.node_id, new_id, birth).map_err(sqlite)?;
     // After the first read or write: SQLite makes the log no earlier.
-    files::grow_wal(db, options.wal_bytes)?;
+    files::grow_wal(ground.disk, db, options.wal_bytes)?;
     Ok(conn)
 }
 

@@ -1,5 +1,6 @@
 //! Every setting of the database, once, with its reason. Each is read back: a pragma that is not taken says nothing.
 
+use std::ffi::CStr;
 use std::path::Path;
 
 use rusqlite::{Connection, OpenFlags};
@@ -7,14 +8,15 @@ use rusqlite::{Connection, OpenFlags};
 use super::error::OpenError;
 
 /// A pragma, what it is set to, and what it must read back as.
-struct Setting {
-    name: &'static str,
-    set: &'static str,
-    read: &'static str,
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Setting {
+    pub(super) name: &'static str,
+    pub(super) set: &'static str,
+    pub(super) read: &'static str,
 }
 
 /// In the order in which they must be set.
-const SETTINGS: &[Setting] = &[
+pub(super) const SETTINGS: &[Setting] = &[
     // Only heard before the first page is written.
     Setting { name: "page_size", set: "4096", read: "4096" },
     // Before WAL: then the index of the log is on the heap and no -shm file exists, and no second bcd gets in.
@@ -40,12 +42,15 @@ const SETTINGS: &[Setting] = &[
 const BUSY_MS: u64 = 5000;
 
 /// Opens an existing file; makes none, and follows no link.
-pub(super) fn connect(db: &Path) -> rusqlite::Result<Connection> {
+pub(super) fn connect(db: &Path, vfs: Option<&CStr>) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
         | OpenFlags::SQLITE_OPEN_NO_MUTEX
         | OpenFlags::SQLITE_OPEN_NOFOLLOW
         | OpenFlags::SQLITE_OPEN_EXRESCODE;
-    let conn = Connection::open_with_flags(db, flags)?;
+    let conn = match vfs {
+        Some(vfs) => Connection::open_with_flags_and_vfs(db, flags, vfs)?,
+        None => Connection::open_with_flags(db, flags)?,
+    };
     conn.busy_timeout(std::time::Duration::from_millis(BUSY_MS))?;
     // Statements of a command's whole life, and of the lazy writes.
     conn.set_prepared_statement_cache_capacity(32);
@@ -53,21 +58,21 @@ pub(super) fn connect(db: &Path) -> rusqlite::Result<Connection> {
 }
 
 /// Sets each, then reads each back.
-pub(super) fn apply(conn: &Connection, db: &Path) -> Result<(), OpenError> {
+pub(super) fn apply(settings: &[Setting], conn: &Connection, db: &Path) -> Result<(), OpenError> {
     let sqlite = |source| OpenError::Sqlite { path: db.to_owned(), source };
-    for setting in SETTINGS {
+    for setting in settings {
         // Some pragmas answer with a row and some do not.
         let mut set = conn.prepare(&format!("PRAGMA {} = {}", setting.name, setting.set)).map_err(sqlite)?;
         let mut rows = set.query([]).map_err(sqlite)?;
         while rows.next().map_err(sqlite)?.is_some() {}
         drop(rows);
     }
-    verify(conn, db)
+    verify(settings, conn, db)
 }
 
 /// Reads each back.
-pub(super) fn verify(conn: &Connection, db: &Path) -> Result<(), OpenError> {
-    for setting in SETTINGS {
+pub(super) fn verify(settings: &[Setting], conn: &Connection, db: &Path) -> Result<(), OpenError> {
+    for setting in settings {
         let found =
             read(conn, setting.name).map_err(|source| OpenError::Sqlite { path: db.to_owned(), source })?;
         if found != setting.read {

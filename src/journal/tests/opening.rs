@@ -37,7 +37,9 @@ async fn every_setting_holds_in_an_open_journal() {
     let machine = Machine::new();
     let journal = machine.start();
     let db = machine.db();
-    let again = journal.submit(move |core| Ok(settings::verify(&core.conn, &db).map_err(|e| e.to_string())));
+    let again = journal.submit(move |core| {
+        Ok(settings::verify(settings::SETTINGS, &core.conn, &db).map_err(|e| e.to_string()))
+    });
     assert_eq!(again.await.expect("read"), Ok(()));
     let found = journal
         .submit(|core| {
