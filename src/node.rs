@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use rustls::pki_types::UnixTime;
@@ -164,7 +165,7 @@ impl Node {
         let socket = self.bind_status_socket();
         let lanes = Lanes::default();
         let (say, status) = watch::channel(SessionStatus::new(self.options.clock.boot()));
-        let reporter = self.reporter(lanes.clone(), status);
+        let reporter = Arc::new(self.reporter(lanes.clone(), status));
         let work = self.start(lanes, say, stop.clone());
         let exit = tokio::select! {
             biased;
@@ -177,9 +178,8 @@ impl Node {
                 tracing::warn!("the stop took too long; what is unfinished is settled at the next start");
                 Exit::Done
             }
-            () = answer(socket, &reporter) => Exit::Failed,
+            () = answer(socket, reporter) => Exit::Failed,
         };
-        drop(reporter);
         if tokio::time::timeout(CLOSE, journal.close()).await.is_err() {
             tracing::warn!("the journal could not be closed in time; the next start reads it all the same");
         }
@@ -317,9 +317,13 @@ async fn overdue(mut stop: watch::Receiver<bool>) {
     tokio::time::sleep(STOP).await;
 }
 
-async fn answer(socket: Option<Socket>, reporter: &Reporter) {
+async fn answer(socket: Option<Socket>, reporter: Arc<Reporter>) {
+    let answer = move |question| -> BoxFuture<'static, Vec<u8>> {
+        let reporter = Arc::clone(&reporter);
+        Box::pin(async move { reporter.answer(question).await })
+    };
     match socket {
-        Some(socket) => socket.serve(|question| reporter.answer(question)).await,
+        Some(socket) => socket.serve(answer).await,
         None => std::future::pending().await,
     }
 }

@@ -9,6 +9,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::clock::SystemClock;
+use crate::config::LogFormat;
 use crate::gateway::control::{Client, ClientError, Request, Response};
 use crate::gateway::{self, GatewayError, Limits, Options, Ready};
 use crate::model::Exit;
@@ -53,6 +54,9 @@ pub(super) struct Args {
     /// Sessions at most.
     #[arg(long, value_name = "N", default_value_t = Limits::default().streams)]
     max_streams: usize,
+    /// error, warn, info, debug or trace.
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log_level: tracing::Level,
     /// Lowest protocol version spoken, to see how a node takes another range.
     #[arg(long, value_name = "N", default_value_t = version::MIN, hide = true)]
     proto_min: u32,
@@ -66,6 +70,7 @@ pub(super) struct Args {
 
 /// Runs the gateway until SIGTERM or SIGINT.
 pub(super) fn run(args: Args) -> Exit {
+    crate::log::start(args.log_level, LogFormat::Text);
     let Ok(protocol) = Range::from_wire(args.proto_min, args.proto_max) else {
         eprintln!("bcd gateway: --proto-min must not lie above --proto-max");
         return Exit::Usage;

@@ -47,6 +47,7 @@ enum Chaos {
 fn duration(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
+    let number: f64 = number.parse().map_err(|_| "write a number and a unit, such as 20s".to_owned())?;
     let seconds = match unit {
         "" | "s" => 1.0,
         "ms" => 0.001,
@@ -54,7 +55,6 @@ fn duration(text: &str) -> Result<Duration, String> {
         "h" => 3600.0,
         _ => return Err(format!("{unit:?} is no unit; use ms, s, m or h")),
     };
-    let number: f64 = number.parse().map_err(|_| "write a number and a unit, such as 20s".to_owned())?;
     match Duration::try_from_secs_f64(number * seconds) {
         Ok(time) if time > Duration::ZERO => Ok(time),
         _ => Err("must be more than nothing".to_owned()),
@@ -86,6 +86,9 @@ pub fn run(args: &Args) -> Result<Exit, Exit> {
         note("bcd: cannot make a directory for the run's files; TMPDIR says where");
         fail(&error, Exit::CannotWrite)
     })?;
+    let log =
+        std::fs::File::create(work.join("agents.log")).map_err(|error| fail(&error, Exit::CannotWrite))?;
+    crate::log::start_in_file(tracing::Level::INFO, log);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| fail(&error, Exit::Failed))?;
     let ended = runtime.block_on(async {

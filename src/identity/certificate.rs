@@ -72,17 +72,32 @@ impl Leaf {
         let role = only(&uris, ROLE)?;
         let (trust_domain, site, node_id) =
             split(name).ok_or_else(|| CertificateError::Name(format!("{SPIFFE}{name}")))?;
-        let ms = |at: x509_parser::time::ASN1Time| ServerTime(at.timestamp().saturating_mul(1000));
+        let (not_before, not_after) = validity(&certificate);
         Ok(Self {
             trust_domain,
             site,
             node_id,
             role: Role::from_name(role).ok_or_else(|| CertificateError::Role(role.into()))?,
             spki: Digest::of(certificate.public_key().raw),
-            not_before: ms(certificate.validity().not_before),
-            not_after: ms(certificate.validity().not_after),
+            not_before,
+            not_after,
         })
     }
+}
+
+fn validity(certificate: &X509Certificate<'_>) -> (ServerTime, ServerTime) {
+    let ms = |at: x509_parser::time::ASN1Time| ServerTime(at.timestamp().saturating_mul(1000));
+    (ms(certificate.validity().not_before), ms(certificate.validity().not_after))
+}
+
+/// Whether any certificate, not only a node's, holds at `time`.
+///
+/// # Errors
+/// It is not X.509.
+pub fn holds_at(der: &CertificateDer<'_>, time: ServerTime) -> Result<bool, CertificateError> {
+    let (_, certificate) = X509Certificate::from_der(der).map_err(|_| CertificateError::Malformed)?;
+    let (not_before, not_after) = validity(&certificate);
+    Ok(not_before <= time && time < not_after)
 }
 
 fn only<'a>(uris: &[&'a str], what: &'static str) -> Result<&'a str, CertificateError> {

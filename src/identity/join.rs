@@ -22,7 +22,7 @@ use crate::journal;
 use crate::model::{Digest, Exit, JournalId, NodeId, Reason, ServerTime};
 use crate::state_dir::{DirLock, StateDir, StateError};
 use crate::wire::link::{EndKind, Endpoint, LinkEnd};
-use crate::wire::{pb, version};
+use crate::wire::version;
 
 mod call;
 
@@ -243,7 +243,7 @@ pub async fn join(mut options: Options, progress: impl FnMut(Retry<'_>)) -> Resu
         progress,
     )
     .await?;
-    let accepted = accept(&options.ticket, &prepared.key.spki(), &answer)
+    let accepted = accept(&options.ticket, &prepared.key.spki(), &answer.gateway, &answer.response)
         .map_err(|source| JoinError::Answer { endpoint, source })?;
     failpoint::hit(failpoint::JOIN_ANSWERED);
     let journal_id = JournalId::random(&mut options.rng);
@@ -332,13 +332,13 @@ fn finish(
 }
 
 /// Asks the endpoints in turn until one answers, one says no for good, or the time is over.
-async fn ask(
+async fn ask<T>(
     endpoints: &[Endpoint],
     patience: Option<Duration>,
     rng: &mut StdRng,
-    attempt: impl AsyncFn(&Endpoint) -> Result<pb::JoinResponse, LinkEnd>,
+    attempt: impl AsyncFn(&Endpoint) -> Result<T, LinkEnd>,
     mut progress: impl FnMut(Retry<'_>),
-) -> Result<(Endpoint, pb::JoinResponse), JoinError> {
+) -> Result<(Endpoint, T), JoinError> {
     let start = Instant::now();
     let mut doublings = 0_u32;
     let mut untrusted = 0_usize;

@@ -12,6 +12,7 @@ use rand::rngs::StdRng;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
+use tracing::Instrument as _;
 
 use super::agent::{Agent, AgentError};
 use crate::clock::Clock;
@@ -133,7 +134,8 @@ impl Life {
         let node = self.agent.build(&mut self.rng, &self.clock).await.map_err(|error| chain(&error))?;
         // A task of its own: aborting it drops the agent wherever it stands.
         let mut running = JoinSet::new();
-        running.spawn(node.run(self.stop.clone()));
+        let span = tracing::info_span!("agent", number = self.agent.index);
+        running.spawn(node.run(self.stop.clone()).instrument(span));
         let ended = tokio::select! {
             biased;
             Some(down) = self.killed.recv() => {

@@ -7,12 +7,12 @@ use std::os::unix::net::UnixStream as BlockingStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
+use futures_util::future::BoxFuture;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr};
 use rustix::fs::Mode;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::task::JoinSet;
 
 use crate::model::Exit;
 use crate::state_dir::{self, StateError};
@@ -99,14 +99,19 @@ impl Socket {
     }
 
     /// Answers for ever. Dropping the future ends every conversation.
-    pub async fn serve<A: Future<Output = Vec<u8>>>(self, answer: impl Fn(Question) -> A) {
-        let mut conversations = FuturesUnordered::new();
+    pub async fn serve(
+        self,
+        answer: impl Fn(Question) -> BoxFuture<'static, Vec<u8>> + Clone + Send + Sync + 'static,
+    ) {
+        let mut conversations = JoinSet::new();
         loop {
             tokio::select! {
                 biased;
-                Some(()) = conversations.next() => {}
+                Some(_) = conversations.join_next() => {}
                 accepted = self.listener.accept(), if conversations.len() < AT_ONCE => match accepted {
-                    Ok((stream, _)) => conversations.push(converse(stream, &answer)),
+                    Ok((stream, _)) => {
+                        conversations.spawn(converse(stream, answer.clone()));
+                    }
                     // Out of descriptors, mostly: the others are worth more than an answer here.
                     Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
                 },
@@ -129,7 +134,7 @@ fn listen(path: &Path) -> std::io::Result<UnixListener> {
     UnixListener::from_std(socket.into())
 }
 
-async fn converse<A: Future<Output = Vec<u8>>>(mut stream: UnixStream, answer: &impl Fn(Question) -> A) {
+async fn converse(mut stream: UnixStream, answer: impl Fn(Question) -> BoxFuture<'static, Vec<u8>>) {
     let talk = async {
         let mut word = Vec::new();
         (&mut stream).take(REQUEST_BYTES).read_to_end(&mut word).await?;
@@ -211,7 +216,7 @@ mod tests {
         let socket = Socket::bind(&run).unwrap();
         let mode = std::fs::metadata(run.join(NAME)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        let serve = socket.serve(async |question| format!("{question:?}").into_bytes());
+        let serve = socket.serve(|question| Box::pin(async move { format!("{question:?}").into_bytes() }));
         let answers = async {
             // One that connects and says nothing holds nobody up.
             let _silent = UnixStream::connect(run.join(NAME)).await.unwrap();

@@ -17,6 +17,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustls::ClientConfig;
+use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 use tonic::Status;
@@ -40,6 +41,7 @@ const CONNECTION_VERDICT: Duration = Duration::from_millis(250);
 pub struct Connection {
     service: Service,
     origin: http::Uri,
+    server: Option<CertificateDer<'static>>,
     ended: watch::Receiver<Option<LinkEnd>>,
     task: tokio::task::AbortHandle,
 }
@@ -60,6 +62,8 @@ pub async fn connect(
     keep_alive: Duration,
 ) -> Result<Connection, LinkEnd> {
     let tls = dial::tls(endpoint, tls).await?;
+    let server =
+        tls.get_ref().1.peer_certificates().and_then(|chain| Some(chain.first()?.clone().into_owned()));
     let alert = Arc::new(OnceLock::new());
     let io = TokioIo::new(AlertWatch { inner: tls, alert: Arc::clone(&alert) });
     let (send, connection) = http2::Builder::new(TokioExecutor::new())
@@ -82,7 +86,7 @@ pub async fn connect(
     let origin = origin.map_err(|error| {
         LinkEnd::local(EndKind::Lost, Reason::DialFailed, format!("{endpoint} makes no URI: {error}"))
     })?;
-    Ok(Connection { service: Service(send), origin, ended, task: task.abort_handle() })
+    Ok(Connection { service: Service(send), origin, server, ended, task: task.abort_handle() })
 }
 
 impl Connection {
@@ -94,6 +98,11 @@ impl Connection {
     /// For `Client::with_origin`.
     pub fn origin(&self) -> http::Uri {
         self.origin.clone()
+    }
+
+    /// The gateway's certificate, as it was verified.
+    pub fn server_certificate(&self) -> Option<&CertificateDer<'static>> {
+        self.server.as_ref()
     }
 
     /// How a call that ended by `status` really ended: what the peer said, or else why the connection broke.

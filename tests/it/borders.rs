@@ -43,7 +43,7 @@ const IMPURE: &[&str] = &[
     "nix::",
     "SystemTime",
     "Instant",
-    "rand::rng",
+    "rand::rng(",
     "thread_rng",
 ];
 

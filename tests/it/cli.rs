@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod daemon;
+mod embedded;
 mod joining;
 
 use std::net::SocketAddr;

@@ -1,5 +1,7 @@
 //! Tests that need several parts, or the binary. One program: each further one would be linked for itself.
 
+#![allow(clippy::unwrap_used, reason = "clippy exempts test functions, and not their helpers")]
+
 mod borders;
 mod cli;
 mod crash;

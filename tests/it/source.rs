@@ -26,12 +26,13 @@ impl Code {
         self.path.split(['/', '.']).next().unwrap_or_default()
     }
 
-    /// Modules of this crate that the file names, in a `use` or in a path. A name behind `super::` counts as
-    /// one too: that errs on the strict side.
+    /// Modules of this crate that the file names, in a `use` or in a path.
     pub fn modules_named(&self) -> Vec<String> {
+        // As many `super::` as the file lies deep lead to the crate's root.
+        let depth = self.path.trim_end_matches("/mod.rs").split('/').count();
         let mut names = Vec::new();
-        for anchor in ["crate::", "super::", "bcd::"] {
-            for (at, _) in self.text.match_indices(anchor) {
+        for anchor in ["crate::".to_owned(), "bcd::".to_owned(), "super::".repeat(depth)] {
+            for (at, _) in self.text.match_indices(&anchor) {
                 let rest = &self.text[at + anchor.len()..];
                 match rest.strip_prefix('{') {
                     Some(group) => names.extend(heads(group)),
@@ -110,4 +111,13 @@ fn names_are_found_in_groups_and_paths() {
     };
     assert_eq!(code.modules_named(), ["gateway", "wire", "sim", "cli"]);
     assert_eq!(code.module(), "node");
+}
+
+#[test]
+fn a_relative_path_counts_when_it_leads_to_the_root() {
+    let named = |path: &str, text: &str| Code { path: path.into(), text: text.into() }.modules_named();
+    assert_eq!(named("gateway/service.rs", "use super::session;"), [""; 0]);
+    assert_eq!(named("gateway/service.rs", "use super::super::session;"), ["session"]);
+    assert_eq!(named("gateway/mod.rs", "use super::session;"), ["session"]);
+    assert_eq!(named("gateway.rs", "use super::session;"), ["session"]);
 }

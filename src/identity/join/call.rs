@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::ClientConfig;
+use rustls::pki_types::CertificateDer;
 
 use super::super::ticket::Ticket;
 use crate::model::limits::FRAME_BYTES;
@@ -16,6 +17,13 @@ use crate::wire::{grpc, pb, tls, version};
 
 /// A join is over long before the first keep-alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
+
+/// What came back, and from whom.
+pub(super) struct Answer {
+    pub(super) response: pb::JoinResponse,
+    /// The gateway's own certificate.
+    pub(super) gateway: CertificateDer<'static>,
+}
 
 /// What every attempt sends.
 pub(super) struct Call {
@@ -45,15 +53,19 @@ impl Call {
         Ok(Self { tls: Arc::new(tls::client_config(&roots, None, Arc::new(tls::BuildTime))?), request })
     }
 
-    pub(super) async fn attempt(&self, endpoint: &Endpoint) -> Result<pb::JoinResponse, LinkEnd> {
+    pub(super) async fn attempt(&self, endpoint: &Endpoint) -> Result<Answer, LinkEnd> {
         let connection = grpc::connect(endpoint, &self.tls, KEEP_ALIVE).await?;
+        let gateway =
+            connection.server_certificate().cloned().ok_or_else(|| unusable("it shows no certificate"))?;
         let mut client = EnrollmentClient::with_origin(connection.service(), connection.origin())
             .max_decoding_message_size(FRAME_BYTES);
         let frame = pb::JoinFrame { frame: Some(join_frame::Frame::Request(self.request.clone())) };
         let answer =
             async { client.join(tokio_stream::once(frame)).await?.into_inner().message().await }.await;
         match answer {
-            Ok(Some(pb::JoinAnswer { frame: Some(join_answer::Frame::Response(response)) })) => Ok(response),
+            Ok(Some(pb::JoinAnswer { frame: Some(join_answer::Frame::Response(response)) })) => {
+                Ok(Answer { response, gateway })
+            }
             Ok(Some(pb::JoinAnswer { frame: Some(join_answer::Frame::Challenge(_)) })) => Err(unusable(
                 "it asks for a proof of the machine that this bcd cannot give; use a ticket whose attestor is token",
             )),
