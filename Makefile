@@ -46,7 +46,7 @@ test: tools ## run every test
 check: tools ## formatting, lints, the production build, dependencies, borders and docs
 	cargo fmt --check
 	cargo clippy $(FEATURES) --all-targets -- -D warnings
-	cargo check --locked
+	cargo clippy --locked -- -D warnings
 	@if command -v cargo-deny >/dev/null; then \
 	  echo "cargo deny check bans licenses sources"; cargo deny check bans licenses sources; \
 	else \

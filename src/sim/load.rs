@@ -47,9 +47,9 @@ impl Class {
         match rng.random_range(0..100) {
             0..15 => Self::Probe,
             15..25 => Self::Fails,
-            25..40 => Self::Sleeps(Duration::from_millis(rng.random_range(100..1500))),
-            40..55 => Self::RetrySafe,
-            55..58 => Self::Hurried,
+            25..45 => Self::Sleeps(Duration::from_millis(rng.random_range(100..1500))),
+            45..60 => Self::RetrySafe,
+            60..63 => Self::Hurried,
             _ => Self::Succeeds,
         }
     }

@@ -17,8 +17,19 @@ fn left_behind(tmp: &tempfile::TempDir) -> usize {
 
 #[test]
 fn a_short_run_under_kills_holds_every_invariant_and_leaves_nothing_behind() {
-    let (output, tmp) =
-        sim(&["--nodes", "6", "--duration", "6s", "--seed", "3", "--chaos", "heavy", "--json"]);
+    let (output, tmp) = sim(&[
+        "--nodes",
+        "6",
+        "--duration",
+        "6s",
+        "--seed",
+        "3",
+        "--chaos",
+        "heavy",
+        "--commands-per-second",
+        "30",
+        "--json",
+    ]);
     let stdout = String::from_utf8(output.stdout).expect("text");
     assert!(output.status.success(), "{stdout}\n{}", String::from_utf8_lossy(&output.stderr));
     let report: Value =

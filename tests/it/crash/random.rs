@@ -14,7 +14,7 @@ use super::for_each;
 use crate::lab::{Lab, until};
 
 /// Kills when nobody asks for more: seconds, not minutes.
-const KILLS: u64 = 12;
+const KILLS: u64 = 40;
 /// Each lab has a gateway and a node of its own.
 const LABS: u64 = 4;
 
@@ -40,7 +40,7 @@ fn one_lab(seed: u64, kills: u64) {
     let mut evidence = Evidence::default();
     lab.start_node(None);
     for _ in 0..kills {
-        for _ in 0..rng.random_range(1..6) {
+        for _ in 0..rng.random_range(2..10) {
             let planned = load.draw();
             hand_over(&lab, &planned);
             evidence.handed.insert(planned.id.clone(), Handed { planned, acknowledged: true });
