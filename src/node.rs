@@ -20,11 +20,12 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::exec::{self, Executor, Lanes, ProbeFacts};
 use crate::identity::{Identity, LoadError};
-use crate::journal::{self, Journal, Locked, OpenError, Recovered, WriteError};
+use crate::journal::{self, Failed, Journal, Locked, OpenError, Recovered, WriteError};
 use crate::model::{BootId, Exit, Incarnation, JournalId, NodeId};
 use crate::session::{self, HelloFacts, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox};
 use crate::status::report::{self, Certificate, Report};
 use crate::status::socket::{Question, Socket};
+use crate::upkeep::{self, Conditions, Floors, FloorsError, Upkeep, failed_sync};
 use crate::wire::dsse::{Audience, Policy};
 use crate::wire::grpc::GrpcDialer;
 use crate::wire::link::{Dialer, Endpoint};
@@ -60,6 +61,8 @@ pub struct Options {
     pub wal_bytes: u64,
     /// How the journal's writer runs.
     pub journal: journal::Mode,
+    /// What it may take of the disk.
+    pub limits: journal::Limits,
     /// Instead of gRPC with the node's identity.
     pub dialer: Option<Arc<dyn Dialer>>,
 }
@@ -78,6 +81,7 @@ impl Options {
             boot_id,
             wal_bytes: WAL_BYTES,
             journal: journal::Mode::Thread,
+            limits: config.limits,
             dialer: None,
         }
     }
@@ -92,6 +96,9 @@ pub enum BuildError {
     /// Its journal cannot be opened.
     #[error(transparent)]
     Journal(#[from] OpenError),
+    /// Its floors cannot be read.
+    #[error(transparent)]
+    Floors(#[from] FloorsError),
     /// What a dead daemon left cannot be settled.
     #[error("the commands that an earlier daemon left cannot be settled")]
     Recovery(#[from] WriteError),
@@ -106,6 +113,7 @@ impl BuildError {
         match self {
             Self::Identity(error) => error.exit(),
             Self::Journal(error) => error.exit(),
+            Self::Floors(error) => error.exit(),
             Self::Recovery(_) => Exit::CannotWrite,
             Self::Tls(_) => Exit::Configuration,
         }
@@ -119,6 +127,7 @@ pub struct Node {
     incarnation: Incarnation,
     journal: Journal,
     working: WorkingClock,
+    floors: Floors,
     dialer: Arc<dyn Dialer>,
 }
 
@@ -141,17 +150,24 @@ impl Node {
             },
             JournalId::random(&mut options.rng),
         )?;
+        let locked = locked.with_limits(options.limits);
         let facts = locked.facts();
+        let floors = Floors::read(&options.state)?;
+        // A lost journal takes its mark from there.
+        let mark = facts.mark.max(floors.server_time_mark);
         // Before recovery calls their commands interrupted: nothing may run on behind such a word.
         let ended = exec::leftovers::end(&facts.journal_id);
-        let working = WorkingClock::new(Arc::clone(&options.clock), facts.mark, facts.signed);
+        let working = WorkingClock::new(Arc::clone(&options.clock), mark, facts.signed);
         let (journal, recovered) = locked.recover(working.signed())?;
         log_start(&identity, &recovered, ended);
         let dialer = match options.dialer.take() {
             Some(dialer) => dialer,
             None => grpc_dialer(&identity, &working)?,
         };
-        Ok(Self { options, identity, incarnation, journal, working, dialer })
+        if let Some(mark) = mark {
+            journal.note_time(mark, None);
+        }
+        Ok(Self { options, identity, incarnation, journal, working, floors, dialer })
     }
 
     /// Whose node it is.
@@ -165,14 +181,18 @@ impl Node {
         let socket = self.bind_status_socket();
         let lanes = Lanes::default();
         let (say, status) = watch::channel(SessionStatus::new(self.options.clock.boot()));
-        let reporter = Arc::new(self.reporter(lanes.clone(), status));
+        let conditions = Conditions::new(Arc::clone(&self.options.clock));
+        let upkeep = self.upkeep(conditions.clone(), status.clone()).run();
+        let reporter = Arc::new(self.reporter(lanes.clone(), status, conditions));
+        let end = fatal(journal.clone(), self.options.run_dir.clone(), self.options.boot_id.clone());
         let work = self.start(lanes, say, stop.clone());
         let exit = tokio::select! {
             biased;
-            () = journal.failed() => {
-                tracing::error!("a sync of the journal failed; the daemon ends, so that a new one reads what the disk holds");
+            failed = end => {
+                tracing::error!("{}", failed.detail());
                 return Exit::CannotWrite;
             }
+            () = upkeep => Exit::Failed,
             () = work => Exit::Done,
             () = overdue(stop) => {
                 tracing::warn!("the stop took too long; what is unfinished is settled at the next start");
@@ -196,8 +216,26 @@ impl Node {
             .ok()
     }
 
-    fn reporter(&self, lanes: Lanes, session: watch::Receiver<SessionStatus>) -> Reporter {
+    fn upkeep(&self, conditions: Conditions, session: watch::Receiver<SessionStatus>) -> Upkeep {
+        Upkeep {
+            state: self.options.state.clone(),
+            journal: self.journal.clone(),
+            working: self.working.clone(),
+            session,
+            not_after: self.identity.not_after,
+            conditions,
+            floors: self.floors.clone(),
+        }
+    }
+
+    fn reporter(
+        &self,
+        lanes: Lanes,
+        session: watch::Receiver<SessionStatus>,
+        conditions: Conditions,
+    ) -> Reporter {
         Reporter {
+            conditions,
             node: report::Node {
                 id: self.identity.node_id.clone(),
                 role: self.identity.role,
@@ -328,8 +366,24 @@ async fn answer(socket: Option<Socket>, reporter: Arc<Reporter>) {
     }
 }
 
+/// Resolves when the process is to end because of its journal.
+async fn fatal(journal: Journal, run: Option<PathBuf>, boot: BootId) -> Failed {
+    let failed = journal.failed().await;
+    if failed == Failed::Sync {
+        let noted = tokio::task::spawn_blocking(move || failed_sync::may_exit(run.as_deref(), &boot));
+        if !noted.await.unwrap_or(false) {
+            tracing::error!(
+                "a sync of the journal failed again in this boot: the daemon runs on, admits nothing, and says so"
+            );
+            std::future::pending::<()>().await;
+        }
+    }
+    failed
+}
+
 /// What the status socket is answered from.
 struct Reporter {
+    conditions: Conditions,
     node: report::Node,
     not_after: crate::model::ServerTime,
     incarnation: Incarnation,
@@ -356,6 +410,7 @@ impl Reporter {
         let journal = self.journal.snapshot().await.map(|snapshot| report::Journal::of(&snapshot));
         let server_time = self.working.now();
         let certificate = Certificate::at(self.not_after, server_time);
+        upkeep::observe(&self.conditions, &self.journal, &self.working, self.not_after).await;
         Report {
             schema: report::SCHEMA,
             version: env!("CARGO_PKG_VERSION").into(),
@@ -367,7 +422,7 @@ impl Reporter {
             session: self.session.borrow().clone(),
             lanes: self.lanes.free(),
             running: self.lanes.running_ids(),
-            conditions: report::conditions(&journal, certificate),
+            conditions: self.conditions.all(),
             journal: journal.ok(),
             certificate,
         }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use toml::Value;
 
 use super::{Config, LogFormat};
+use crate::journal;
 use crate::wire::dsse::Policy;
 
 /// One key of bcd.toml.
@@ -41,7 +42,7 @@ impl Key {
 }
 
 /// Every key, in the order of the file.
-pub const KEYS: [Key; 7] = [
+pub const KEYS: [Key; 8] = [
     Key {
         name: "gateway.endpoints",
         variable: "BCD_GATEWAY_ENDPOINTS",
@@ -105,6 +106,22 @@ pub const KEYS: [Key; 7] = [
         show: |config| list(config.denied.iter().cloned()),
     },
     Key {
+        name: "limits.state_bytes",
+        variable: "BCD_LIMITS_STATE_BYTES",
+        allowed: "a number of bytes, 67108864 (64 MiB) or more",
+        meaning: "most that bcd keeps in the state directory; before it is passed, commands get busy with disk",
+        is_list: false,
+        apply: |config, value| {
+            let bytes = number(value)?;
+            if bytes < journal::LEAST_STATE_BYTES {
+                return Err("results in flight would not fit".into());
+            }
+            config.limits.state_bytes = bytes;
+            Ok(())
+        },
+        show: |config| Value::Integer(i64::try_from(config.limits.state_bytes).unwrap_or(i64::MAX)),
+    },
+    Key {
         name: "log.level",
         variable: "BCD_LOG",
         allowed: "error, warn, info, debug, trace",
@@ -142,6 +159,16 @@ pub const KEYS: [Key; 7] = [
 
 fn text(value: &Value) -> Result<&str, String> {
     value.as_str().ok_or_else(|| format!("it is of type {}, not a string", value.type_str()))
+}
+
+/// A number, also as the text of a variable.
+fn number(value: &Value) -> Result<u64, String> {
+    let number = match value {
+        Value::Integer(number) => u64::try_from(*number).ok(),
+        Value::String(text) => text.parse().ok(),
+        _ => None,
+    };
+    number.ok_or_else(|| "it is not a whole number, 0 or more".into())
 }
 
 fn strings(value: &Value) -> Result<Vec<String>, String> {

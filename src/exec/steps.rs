@@ -14,7 +14,7 @@ use tokio::time;
 use super::cancel::{Cancellable, Cancelled};
 use super::{Shared, kinds};
 use crate::failpoint;
-use crate::journal::{Accepted, Begun, BegunError, Durable, Running, WriteError};
+use crate::journal::{Accepted, Begun, BegunError, Durable, Running, Trouble, WriteError};
 use crate::model::limits::TEXT_BYTES;
 use crate::model::{AnswerState, CommandId, Effect, Outcome, Reason, Terminal};
 use crate::session::outbox::Outgoing;
@@ -122,7 +122,10 @@ async fn begin(
         let made;
         (running, made) = create_begun(shared, running).await;
         match made {
-            Ok(_) => return (running, Begin::Go),
+            Ok(_) => {
+                shared.parts.journal.file_written(None);
+                return (running, Begin::Go);
+            }
             Err(BegunError::AlreadyExists { path }) => {
                 tracing::warn!(id = %id(&running), path = %path.display(), "began before; it is not started again");
                 let outcome = Outcome {
@@ -136,6 +139,9 @@ async fn begin(
             Err(error) => {
                 let cause = error.source().map(ToString::to_string);
                 tracing::warn!(id = %id(&running), %error, cause, "nothing was started; tried again");
+                if let BegunError::Io { source, .. } = &error {
+                    shared.parts.journal.file_written(Some(Trouble::of(source, &error.to_string())));
+                }
                 if shared.parts.lanes.stopping() {
                     return (running, Begin::Leave);
                 }

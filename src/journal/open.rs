@@ -16,8 +16,11 @@ use super::faults::Faults;
 use super::lock::Lock;
 use super::record::State;
 use super::recovery::{self, Becomes, Found};
+use super::rescue::Identity;
+use super::room::{Limits, Room};
 use super::rows::{self, Row};
 use super::schema::{self, Head};
+use super::trouble::Troubles;
 use super::{Facts, Journal, Options, Recovered, files, ops, settings};
 use crate::clock::{Clock as _, SystemClock};
 use crate::model::{CommandId, JournalId, Outcome, ServerTime};
@@ -31,6 +34,8 @@ pub struct Locked {
     conn: Connection,
     head: Head,
     faults: Faults,
+    limits: Limits,
+    open: Option<Identity>,
     // Last: the lock goes when the connection is closed.
     lock: Lock,
 }
@@ -94,7 +99,33 @@ impl Locked {
             other => other?,
         };
         let head = schema::head(&conn).map_err(|source| OpenError::Sqlite { path: db.clone(), source })?;
-        Ok(Self { options, state, db, conn, head, faults: Faults::default(), lock })
+        // A file in memory has no other name to be found by.
+        let open = match ground.disk.vfs() {
+            None => Some(Identity::of(&db).map_err(|source| OpenError::Io {
+                action: "look at",
+                path: db.clone(),
+                source,
+            })?),
+            Some(_) => None,
+        };
+        Ok(Self {
+            options,
+            state,
+            db,
+            conn,
+            head,
+            faults: Faults::default(),
+            limits: Limits::NONE,
+            open,
+            lock,
+        })
+    }
+
+    /// What bcd may take of the disk; without a word there is no budget and no reserve.
+    #[must_use]
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
     }
 
     /// Has writes fail on demand; for tests.
@@ -132,7 +163,7 @@ impl Locked {
     pub fn recover(self, signed: Option<ServerTime>) -> Result<(Journal, Recovered), WriteError> {
         let signed = signed.max(self.head.signed);
         let mode = self.options.mode;
-        let mut core = self.into_core().map_err(|error| WriteError::of(&error))?;
+        let mut core = self.into_core().map_err(|error| WriteError::of(&error, None))?;
         let records = begun::read_all(&core.state)
             .map_err(|error| WriteError { why: crate::model::Reason::IoError, detail: error.to_string() })?;
         for path in &records.unreadable {
@@ -149,7 +180,9 @@ impl Locked {
             birth: self.head.birth,
             last_epoch: self.head.last_epoch.into(),
             commits: 0.into(),
-            failed: watch::Sender::new(false),
+            failed: watch::Sender::new(None),
+            troubles: Troubles::default(),
+            room: Room::new(&self.state, self.limits),
         };
         let counters = Counters { owed: rows::owed(&self.conn)? };
         let last_seq = rows::last_seq(&self.conn)?;
@@ -164,6 +197,7 @@ impl Locked {
             last_seq,
             left: Vec::new(),
             faults: self.faults,
+            open: self.open,
             _lock: self.lock,
         })
     }

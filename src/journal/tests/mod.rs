@@ -4,6 +4,7 @@ mod admitting;
 mod inspecting;
 mod opening;
 mod recovering;
+mod trouble;
 mod writing;
 
 use std::path::PathBuf;
