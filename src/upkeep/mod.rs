@@ -71,8 +71,8 @@ impl Upkeep {
             };
             let now = Instant::now();
             if welcomed || now >= next_floors {
-                self.write_floors().await;
-                next_floors = now + FLOORS_EVERY;
+                let again = if self.write_floors().await { FLOORS_EVERY } else { EVERY };
+                next_floors = now + again;
             }
             if now >= next {
                 let count = now >= next_count;
@@ -107,16 +107,18 @@ impl Upkeep {
         let _ = self.journal.look(troubled).await;
     }
 
-    async fn write_floors(&mut self) {
+    /// Whether they are on the disk.
+    async fn write_floors(&mut self) -> bool {
         self.floors.raise_mark(self.working.now());
         let (floors, state) = (self.floors.clone(), self.state.clone());
         let written = tokio::task::spawn_blocking(move || floors.write(&state)).await;
         match written {
-            Ok(Ok(())) => {}
+            Ok(Ok(())) => return true,
             Ok(Err(FloorsError::State(error))) => self.journal.file_written(Some(trouble(&error))),
             Ok(Err(error)) => tracing::error!(%error, "the floors cannot be written"),
             Err(error) => tracing::error!(%error, "writing the floors failed"),
         }
+        false
     }
 }
 
