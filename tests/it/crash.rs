@@ -20,6 +20,9 @@ enum End {
     Succeeds,
     /// RUNNING is durable and DONE is not: the outcome is not known, and is said to be so.
     Interrupted,
+    /// The step is the session's, whose frames go out while the executor takes its next steps: the kill finds
+    /// RUNNING durable or not, and DONE durable or not.
+    Either,
 }
 
 /// Every step of a node, with the end of the command that was killed there.
@@ -27,12 +30,12 @@ const NODE_STEPS: &[(failpoint::Step, End)] = &[
     (failpoint::RECEIVED, End::Succeeds),
     (failpoint::ACCEPT_WRITTEN, End::Succeeds),
     (failpoint::ACCEPTED, End::Succeeds),
-    (failpoint::ACCEPTED_SENT, End::Succeeds),
+    (failpoint::ACCEPTED_SENT, End::Either),
     (failpoint::RUN_WRITTEN, End::Succeeds),
     (failpoint::RUNNING, End::Interrupted),
     (failpoint::BEGUN_CREATED, End::Interrupted),
     (failpoint::BEGUN, End::Interrupted),
-    (failpoint::RUNNING_SENT, End::Interrupted),
+    (failpoint::RUNNING_SENT, End::Either),
     (failpoint::EFFECT_STARTED, End::Interrupted),
     (failpoint::EFFECT_ENDED, End::Interrupted),
     (failpoint::DONE_WRITTEN, End::Interrupted),
@@ -117,7 +120,7 @@ fn a_node_killed_at_any_step_runs_the_command_at_most_once_and_ends_it() {
         let view = lab.ended(&id);
         check_once(&lab, step, "one", &view);
         let ended = if view.state == "succeeded" { End::Succeeds } else { End::Interrupted };
-        assert_eq!(ended, *end, "{step}: {view:?}\n{}", lab.logs());
+        assert!(*end == End::Either || ended == *end, "{step}: {view:?}\n{}", lab.logs());
         lab.probe();
         nothing_is_owed(&mut lab, step);
     });
