@@ -20,8 +20,7 @@ enum End {
     Succeeds,
     /// RUNNING is durable and DONE is not: the outcome is not known, and is said to be so.
     Interrupted,
-    /// The step is the session's, whose frames go out while the executor takes its next steps: the kill finds
-    /// RUNNING durable or not, and DONE durable or not.
+    /// The wire does not wait for the journal, nor the journal for the wire: either, as the race went.
     Either,
 }
 
@@ -120,7 +119,9 @@ fn a_node_killed_at_any_step_runs_the_command_at_most_once_and_ends_it() {
         let view = lab.ended(&id);
         check_once(&lab, step, "one", &view);
         let ended = if view.state == "succeeded" { End::Succeeds } else { End::Interrupted };
-        assert!(*end == End::Either || ended == *end, "{step}: {view:?}\n{}", lab.logs());
+        if *end != End::Either {
+            assert_eq!(ended, *end, "{step}: {view:?}\n{}", lab.logs());
+        }
         lab.probe();
         nothing_is_owed(&mut lab, step);
     });
