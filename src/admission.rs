@@ -156,10 +156,8 @@ pub fn decide(command: Verified<Command>, context: &Context, facts: &JournalFact
             Decision::Admit { admitted, attempt: attempt.unwrap_or(0) }
         }
         Err(No::Refuse(reason, detail)) => Decision::Refuse { reason, detail },
-        // What holds before an ACCEPTED is written holds before a REJECTED is written too.
-        Err(No::Reject(..)) if no_room(facts).is_some() => {
-            busy(no_room(facts).unwrap_or(Reason::JournalFull))
-        }
+        // A REJECTED needs a place on the disk and among the unacked results as well.
+        Err(No::Reject(..)) if let Some(why) = no_room(facts) => busy(why),
         Err(No::Reject(reason, message, effect)) => {
             let outcome = match attempt {
                 // A run was left behind, so the end is not "never run", whatever the step.
@@ -238,7 +236,7 @@ fn readable(command: &Command, context: &Context) -> Result<(Kind, Body), No> {
     Ok((kind, body))
 }
 
-/// Step 7, first row: a gateway's lie about time must not end a command, so only signed time rejects.
+/// Step 7, first row: the working clock is a gateway's word, so it only postpones; signed time ends the command.
 fn in_time(command: &Command, context: &Context, facts: &JournalFacts) -> Result<(), No> {
     let not_after = command.header.not_after;
     let passed = |time: Option<ServerTime>| time.is_some_and(|time| time >= not_after);
