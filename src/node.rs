@@ -381,6 +381,14 @@ async fn fatal(journal: Journal, run: Option<PathBuf>, boot: BootId) -> Failed {
     failed
 }
 
+/// A document, or an object that says why there is none.
+fn answered(found: &Result<impl serde::Serialize, WriteError>) -> serde_json::Result<Vec<u8>> {
+    match found {
+        Ok(document) => serde_json::to_vec(document),
+        Err(error) => serde_json::to_vec(&serde_json::json!({ "error": error.to_string() })),
+    }
+}
+
 /// What the status socket is answered from.
 struct Reporter {
     conditions: Conditions,
@@ -397,9 +405,14 @@ impl Reporter {
     async fn answer(&self, question: Question) -> Vec<u8> {
         let document = match question {
             Question::Status => serde_json::to_vec(&self.report().await),
-            Question::Journal => match self.journal.snapshot().await {
-                Ok(snapshot) => serde_json::to_vec(&snapshot),
-                Err(error) => serde_json::to_vec(&serde_json::json!({ "error": error.to_string() })),
+            Question::Journal => answered(&self.journal.snapshot().await),
+            Question::Check => answered(&self.journal.check().await),
+            Question::Export(cursor) => match self.journal.export(cursor).await {
+                Ok(page) => {
+                    let next = page.next.map(|next| next.to_string());
+                    Ok(format!("{}\n{}", serde_json::json!({ "next": next }), page.lines).into_bytes())
+                }
+                error => answered(&error.map(drop)),
             },
         };
         // An empty answer is "did not answer" to whoever asked.

@@ -5,10 +5,12 @@
 //! `Durable<Running>`, and a result leaves only as `Durable<Done>`.
 
 pub mod begun;
+pub mod check;
 mod core;
 mod disk;
 mod durable;
 mod error;
+pub mod export;
 mod faults;
 mod files;
 mod handle;
