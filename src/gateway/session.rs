@@ -353,7 +353,10 @@ impl Session {
         };
         self.send(Out::Command(command)).await?;
         failpoint::hit(failpoint::GATEWAY_SENT);
-        Ok(())
+        match deliver.cancel {
+            Some(body) => self.send(Out::Cancel(cancel_frame(&deliver.id, body))).await,
+            None => Ok(()),
+        }
     }
 
     async fn order(&mut self, order: pb::GatewayFrame) -> Result<(), Ended> {
