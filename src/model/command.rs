@@ -2,7 +2,7 @@
 //! whole body strictly later, so that an unknown field ends as REJECTED with the command's id.
 
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::ids::{CommandId, Digest, NodeId};
@@ -158,7 +158,7 @@ impl Args {
 pub struct ProbeArgs {}
 
 /// A program to run.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecArgs {
     /// The program (an absolute path, or a name found in PATH) and its arguments. Never a shell unless it
     /// names one.
