@@ -87,6 +87,19 @@ fn failed(reason: Reason, message: String, status: Option<Status>, streams: Stre
     }
 }
 
+/// Whether the program says that it did what it was asked to.
+pub(super) fn is_success(status: Option<Status>) -> bool {
+    status.is_some_and(|status| status.code == Some(0))
+}
+
+/// A program that its memory limit has ended, or one of its processes.
+pub(super) fn out_of_memory(bytes: u64, kills: u64, status: Option<Status>, streams: Streams) -> Ended {
+    let message = format!(
+        "the program ran into its memory limit of {bytes} bytes, and the kernel killed {kills} of its processes"
+    );
+    failed(Reason::OutOfMemory, message, status, streams)
+}
+
 /// A program that ran; `limit_s` and `grace_s` are what it was given.
 pub(super) fn ended(
     cause: Cause,

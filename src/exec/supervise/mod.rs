@@ -23,9 +23,10 @@ use std::time::Duration;
 
 use nix::libc;
 
-use self::end::Streams;
+use self::end::{Cause, Streams};
 pub(super) use self::follow::CANCEL;
 use self::follow::{Signals, Terms, follow};
+use self::group::Plan;
 use self::job::{Answer, Job};
 use super::kinds::Ended as End;
 use super::process;
@@ -65,12 +66,13 @@ fn supervise() -> io::Result<()> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let job: Job = job::receive(io::stdin())?;
     failpoint::hit(failpoint::SUPERVISOR_STARTED);
-    let (answer, begun) = begin(&job);
+    let plan = Plan::of(&job.mark(), &job.args);
+    let (answer, begun) = begin(&job, &plan);
     // A daemon that is gone meanwhile needs no answer: the record is what the next one goes by.
     let _ = job::send(File::from(io::stdin().as_fd().try_clone_to_owned()?), &answer);
     let Some(begun) = begun else { return Ok(()) };
     let_go()?;
-    let outcome = carry_out(&job, &begun, &signals);
+    let outcome = carry_out(&job, &begun, &plan, &signals);
     write(&Ended { begun, outcome }, &job);
     failpoint::hit(failpoint::OUTCOME);
     Ok(())
@@ -87,9 +89,8 @@ fn close_the_rest() -> io::Result<()> {
 }
 
 /// Makes the begun record. Absent: nothing may start.
-fn begin(job: &Job) -> (Answer, Option<Record>) {
-    let groups = group::plan(&job.mark());
-    let Some(supervisor) = process::own(job.boot_id.clone(), groups) else {
+fn begin(job: &Job, plan: &Plan) -> (Answer, Option<Record>) {
+    let Some(supervisor) = process::own(job.boot_id.clone(), plan.groups.clone()) else {
         return (Answer::Failed("cannot read /proc/self/stat".into()), None);
     };
     let begun = Record { supervisor: Some(supervisor.clone()), ..job.begun.clone() };
@@ -111,19 +112,18 @@ fn let_go() -> io::Result<()> {
     Ok(())
 }
 
-fn carry_out(job: &Job, begun: &Record, signals: &Signals) -> Outcome {
+fn carry_out(job: &Job, begun: &Record, plan: &Plan, signals: &Signals) -> Outcome {
     let from = SystemClock.boot();
-    let groups = begun.supervisor.as_ref().map(|supervisor| supervisor.groups.clone()).unwrap_or_default();
-    let end = run(job, &groups, signals);
-    if !group::end(&groups) {
-        say(&format!("the control groups {groups:?} do not become empty"));
+    let end = run(job, plan, signals);
+    if !group::end(&plan.groups) {
+        say(&format!("the control groups {:?} do not become empty", plan.groups));
     }
     failpoint::hit(failpoint::PROGRAM_ENDED);
     let duration = SystemClock.boot().saturating_sub(from);
     end.into_outcome(begun.attempt, begun.started, begun.started.map(|at| at.plus(duration)), duration)
 }
 
-fn run(job: &Job, groups: &[std::path::PathBuf], signals: &Signals) -> End {
+fn run(job: &Job, plan: &Plan, signals: &Signals) -> End {
     let args = &job.args;
     let limit =
         args.output_limit.map_or(STREAM_BYTES, |limit| usize::try_from(limit).unwrap_or(STREAM_BYTES));
@@ -132,15 +132,23 @@ fn run(job: &Job, groups: &[std::path::PathBuf], signals: &Signals) -> End {
         Ok(bytes) => bytes,
         Err(error) => return end::not_started(error, streams),
     };
-    // Without its group the program is ended all the same (follow.rs); a limit would make the difference.
-    let entries = group::make(groups).unwrap_or_default();
+    let entries = match plan.make() {
+        Ok(entries) => entries,
+        Err(error) => return end::not_started(error, streams),
+    };
     let program = match spawn::spawn(args, &job.mark(), entries) {
         Ok(program) => program,
         Err(error) => return end::not_started(error.to_string(), streams),
     };
     failpoint::hit(failpoint::PROGRAM_STARTED);
-    let terms = Terms { limit: time_limit(args), grace: grace(args), stdin, groups: groups.to_vec() };
+    let terms = Terms { limit: time_limit(args), grace: grace(args), stdin, groups: plan.groups.clone() };
     let (cause, status) = follow(program, &terms, signals, &mut streams);
+    let oom_kills = plan.oom_kills();
+    if let (Cause::Itself, Some(bytes), 1.., false) =
+        (cause, args.memory_bytes, oom_kills, end::is_success(status))
+    {
+        return end::out_of_memory(bytes, oom_kills, status, streams);
+    }
     end::ended(cause, status, (terms.limit.as_secs(), terms.grace.as_secs()), streams)
 }
 
@@ -152,12 +160,16 @@ fn grace(args: &ExecArgs) -> Duration {
     args.grace_s.map_or(GRACE, Duration::from_secs)
 }
 
-/// Until it is written: an outcome waits in memory for a disk that has room, as the daemon's do.
+/// Until it is written: an outcome waits in memory for a disk that has room, as the daemon's do. Without its state
+/// directory nobody will ever ask for it.
 fn write(ended: &Ended, job: &Job) {
     let mut said = false;
     while let Err(error) = ended.write(&job.state) {
         if !std::mem::replace(&mut said, true) {
             say(&format!("the outcome of {} cannot be written, and is tried again: {error}", ended.begun.id));
+        }
+        if error.kind() == io::ErrorKind::NotFound && !job.state.exists() {
+            return say(&format!("{} is gone, and the outcome with it", job.state.display()));
         }
         thread::sleep(WRITE_AGAIN);
     }

@@ -334,6 +334,51 @@ async fn a_flood_grows_no_memory_fits_the_result_and_reaches_no_disk() {
     assert!(grown < 8 << 10, "memory grew by {grown} KiB");
 }
 
+/// Whether this host lets a supervisor hold the limit; said aloud where it does not, since nothing is proven then.
+fn is_held(ran: &Ran, controller: &str) -> bool {
+    if ran.end() == (Terminal::Failed, Some(Reason::CouldNotStart), Effect::None) {
+        let message = &ran.ended.message;
+        assert!(message.contains("a limit cannot be held"), "{message}");
+        eprintln!("skipped: {message} ({controller})");
+        return false;
+    }
+    true
+}
+
+#[tokio::test]
+async fn a_program_over_its_memory_limit_is_out_of_memory_and_no_other_is_touched() {
+    let script = "a=$(head -c 64000000 /dev/zero | tr '\\0' x); echo ${#a}";
+    let ran = exec(with(sh(script), json!({"memory_bytes": 16 << 20}))).await;
+    if is_held(&ran, "memory") {
+        assert_eq!(ran.end(), (Terminal::Failed, Some(Reason::OutOfMemory), Effect::Unknown));
+        assert!(ran.ended.message.contains("16777216"), "{}", ran.ended.message);
+    }
+    let ran = exec(with(sh("echo ok"), json!({"memory_bytes": 16 << 20}))).await;
+    if is_held(&ran, "memory") {
+        assert_eq!(ran.end().0, Terminal::Succeeded);
+    }
+}
+
+#[tokio::test]
+async fn a_program_gets_no_more_tasks_than_its_limit() {
+    let script = "for i in 1 2 3 4 5 6; do sleep 0.5 & done; wait";
+    let ran = exec(with(sh(script), json!({"tasks": 3}))).await;
+    if is_held(&ran, "pids") {
+        assert_eq!(ran.end().1, Some(Reason::ExitStatus), "{}", ran.ended.message);
+        assert!(String::from_utf8_lossy(&ran.kept("stderr")).contains("fork"));
+    }
+}
+
+#[tokio::test]
+async fn a_cpu_limit_is_told_to_the_kernel() {
+    let script = "d=$(grep -E ':(cpu|cpu,cpuacct|cpuacct,cpu):' /proc/self/cgroup | cut -d: -f3); \
+        cat /sys/fs/cgroup/cpu$d/cpu.cfs_quota_us 2>/dev/null || cat /sys/fs/cgroup$(grep ^0:: /proc/self/cgroup | cut -d: -f3)/cpu.max";
+    let ran = exec(with(sh(script), json!({"cpus": 2}))).await;
+    if is_held(&ran, "cpu") {
+        assert!(ran.stdout().starts_with("200000"), "{}", ran.stdout());
+    }
+}
+
 /// Whether the process whose pid stands in `file` is gone.
 fn gone(file: &Path) -> bool {
     let pid = std::fs::read_to_string(file).expect("a pid");
