@@ -5,6 +5,7 @@
 
 pub mod backoff;
 mod driver;
+mod events;
 mod hello;
 mod load;
 pub mod machine;
