@@ -33,7 +33,7 @@ pub use probe::ProbeFacts;
 use self::cancel::Cancels;
 use crate::admission::Context;
 use crate::journal::{Admission, Journal};
-use crate::model::{Answer, AnswerState, CommandId, Digest, Kind, Reason, Role};
+use crate::model::{Answer, AnswerState, CommandId, Digest, EventType, Kind, NewEvent, Reason, Role};
 use crate::session::outbox::{OutboxSender, Outgoing};
 use crate::session::working_clock::WorkingClock;
 use crate::wire::dsse::{self, Audience, Envelope, Policy};
@@ -165,6 +165,7 @@ impl Shared {
         let verified = match dsse::verify_command(&envelope, &self.parts.audience, self.parts.policy) {
             Ok(verified) => verified,
             Err(refusal) => {
+                self.note_wrong_node(refusal.reason, &refusal.detail).await;
                 return self.refuse(refusal.id, refusal.body_sha256, refusal.reason, refusal.detail);
             }
         };
@@ -206,6 +207,7 @@ impl Shared {
             Err(refusal) => {
                 // The wire has no answer for it: a CommandUpdate speaks of a command's bytes, not of a cancellation's.
                 tracing::warn!(id = %command_id, reason = %refusal.reason, detail = refusal.detail, "a cancellation is refused");
+                self.note_wrong_node(refusal.reason, &refusal.detail).await;
                 return;
             }
         };
@@ -224,6 +226,17 @@ impl Shared {
             }
             Ok(None) => tracing::info!(%id, "a cancellation waits for its command"),
             Err(error) => tracing::warn!(%id, %error, "a cancelled command cannot be looked up"),
+        }
+    }
+
+    /// A body for another node is a security event; without one, where the journal cannot be written.
+    async fn note_wrong_node(&self, reason: Reason, detail: &str) {
+        if reason != Reason::WrongNode {
+            return;
+        }
+        let event = NewEvent::new(EventType::WrongNode, serde_json::json!({ "detail": detail }));
+        if let Err(error) = self.parts.journal.record(event).await {
+            tracing::warn!(%error, "a body for another node is in no event");
         }
     }
 
