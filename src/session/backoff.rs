@@ -15,8 +15,8 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// Where an operator must act, or a refusal has no known reason: rare enough to be no load, soon enough to notice
 /// the mend.
 const OPERATOR: Range<Duration> = Duration::from_secs(30)..Duration::from_secs(60);
-/// An identity that every endpoint calls ended is offered again this often: one lying gateway must not take a fleet
-/// off the air.
+/// An identity that every endpoint calls ended is offered again this often: the word of a gateway that lies
+/// ends no node for good.
 const CONDEMNED: Duration = Duration::from_secs(15 * 60);
 
 /// The schedule of one node's dials.

@@ -84,7 +84,7 @@ pub struct Welcome {
     pub server_time: ServerTime,
     /// Clamped to 1..60 s.
     pub heartbeat_interval: Duration,
-    /// Most commands in flight; an absent lane has 0.
+    /// How many commands may be in flight; a lane without a row may have none.
     pub lane_credits: BTreeMap<Lane, u32>,
     /// The journal that `acked_event_seq` speaks of; absent when empty or not an id.
     pub journal_id: Option<JournalId>,
