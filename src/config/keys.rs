@@ -7,6 +7,7 @@ use std::sync::Arc;
 use toml::Value;
 
 use super::{Config, LogFormat};
+use crate::journal;
 use crate::wire::dsse::Policy;
 
 /// One key of bcd.toml.
@@ -41,7 +42,7 @@ impl Key {
 }
 
 /// Every key, in the order of the file.
-pub const KEYS: [Key; 9] = [
+pub const KEYS: [Key; 10] = [
     Key {
         name: "gateway.endpoints",
         variable: "BCD_GATEWAY_ENDPOINTS",
@@ -123,6 +124,18 @@ pub const KEYS: [Key; 9] = [
             number(value, 1 << 20..=1 << 30).map(|bytes| config.event_limits.bytes = bytes)
         },
         show: |config| shown_number(config.event_limits.bytes),
+    },
+    Key {
+        name: "limits.state_bytes",
+        variable: "BCD_LIMITS_STATE_BYTES",
+        allowed: "a number of bytes, 67108864 (64 MiB) or more",
+        meaning: "most that bcd keeps in the state directory; before it is passed, commands get busy with disk",
+        is_list: false,
+        apply: |config, value| {
+            let most = journal::LEAST_STATE_BYTES..=u64::MAX;
+            number(value, most).map(|bytes| config.limits.state_bytes = bytes)
+        },
+        show: |config| shown_number(config.limits.state_bytes),
     },
     Key {
         name: "log.level",

@@ -13,8 +13,10 @@ use super::events::{self, PendingEvents};
 use super::inspect::{self, Snapshot};
 use super::lazy::Lazy;
 use super::record::{Accepted, Reattached, Running};
+use super::rescue::Failed;
+use super::trouble::{Source, Trouble};
 use super::writer::Queue;
-use super::{AckOf, Admission, EventPage, Mode, Unacked, ops};
+use super::{AckOf, Admission, EventPage, Mode, Unacked, Vitals, ops};
 use crate::admission::Context;
 use crate::failpoint;
 use crate::model::{
@@ -315,18 +317,71 @@ impl Journal {
         self.submit(|core| inspect::snapshot(&core.conn, &core.db)).await
     }
 
+    /// What the conditions are made from.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub async fn vitals(&self) -> Result<Vitals, WriteError> {
+        let owed = self.submit(|core| Ok(core.counters.owed)).await?;
+        Ok(Vitals { owed, birth: self.birth() })
+    }
+
     /// Commits so far that wrote something.
     pub fn commits(&self) -> u64 {
         self.shared.commits.load(Ordering::Relaxed)
     }
 
-    /// Returns once a sync has failed: the process is to exit, and a new one to read what really reached the disk.
-    /// Until then every call is answered `io-error`. Never returns otherwise.
-    pub async fn failed(&self) {
-        let mut failed: watch::Receiver<bool> = self.shared.failed.subscribe();
-        if failed.wait_for(|failed| *failed).await.is_err() {
-            std::future::pending().await
+    /// Returns once the journal takes no more writes, with the why: the process is to exit, and a new one to read what
+    /// the disk holds. Until then every call is answered `io-error`. Never returns otherwise.
+    pub async fn failed(&self) -> Failed {
+        let mut failed: watch::Receiver<Option<Failed>> = self.shared.failed.subscribe();
+        match failed.wait_for(Option::is_some).await.map(|failed| *failed) {
+            Ok(Some(failed)) => failed,
+            _ => std::future::pending().await,
         }
+    }
+
+    /// What hinders writes now, one of each why.
+    pub fn troubles(&self) -> Vec<Trouble> {
+        self.shared.troubles.all()
+    }
+
+    /// Returns when trouble has come or gone since the last call. For one caller.
+    pub async fn troubles_changed(&self) {
+        self.shared.troubles.changed().await;
+    }
+
+    /// A file beside the journal could not be written (or, with nothing, was): until one is, what needs one is refused.
+    pub fn file_written(&self, trouble: Option<Trouble>) {
+        match trouble {
+            Some(trouble) => self.shared.troubles.set(Source::Files, trouble),
+            None => self.shared.troubles.clear(Source::Files),
+        }
+    }
+
+    /// Counts the state directory anew. Blocks.
+    pub fn count_files(&self) {
+        self.shared.room.count();
+    }
+
+    /// Looks whether there is room again, and makes the reserve where it is missing. Blocks.
+    pub fn make_room(&self) -> Option<Trouble> {
+        self.shared.room.reserve().err()
+    }
+
+    /// Looks whether the journal's file and its room are there; with `writes`, also whether a write is taken, which
+    /// ends what stood against it.
+    ///
+    /// # Errors
+    /// A write was asked for and did not happen.
+    pub async fn look(&self, writes: bool) -> Result<(), WriteError> {
+        self.submit(move |core| {
+            if core.hindrance()?.is_none() {
+                core.shared.troubles.clear(Source::Room);
+            }
+            if writes { ops::rewrite_head(core) } else { Ok(()) }
+        })
+        .await
     }
 
     /// Writes what rides lazily, checkpoints and closes; the lock is free when it returns. Later calls fail with

@@ -21,9 +21,12 @@ mod open;
 mod ops;
 pub mod record;
 pub mod recovery;
+mod rescue;
+mod room;
 mod rows;
 mod schema;
 mod settings;
+mod trouble;
 mod writer;
 
 #[cfg(all(test, feature = "fakehw"))]
@@ -44,6 +47,9 @@ pub use inspect::{InspectError, Snapshot};
 pub use open::Locked;
 pub use record::{Accepted, Reattached, Running, State};
 pub use recovery::Left;
+pub use rescue::Failed;
+pub use room::{LEAST_STATE_BYTES, Limits, RESERVE_BYTES};
+pub use trouble::{Source, Trouble, why};
 
 use crate::model::{Answer, BootId, CommandId, Done, Event, Incarnation, JournalId, NodeId, ServerTime};
 
@@ -114,6 +120,15 @@ pub enum Admission {
     Accepted(Durable<Accepted>),
     /// Left RUNNING by an older incarnation, retry-safe: running again, attempt raised.
     Restarted(Durable<Running>),
+}
+
+/// Of an open journal, for its conditions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Vitals {
+    /// Results that are owed or to come.
+    pub owed: u64,
+    /// Its birth, when it has one.
+    pub birth: Option<ServerTime>,
 }
 
 /// A page of unacked results.

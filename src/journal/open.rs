@@ -18,8 +18,11 @@ use super::faults::Faults;
 use super::lock::Lock;
 use super::record::{Reattached, State};
 use super::recovery::{self, Becomes, Found, Left};
+use super::rescue::Identity;
+use super::room::{Limits, Room};
 use super::rows::{self, Row};
 use super::schema::{self, Head};
+use super::trouble::Troubles;
 use super::{Facts, Journal, Options, Recovered, files, ops, settings};
 use crate::clock::{Clock, SystemClock};
 use crate::model::{CommandId, EventType, JournalId, NewEvent, Outcome, ServerTime};
@@ -37,6 +40,8 @@ pub struct Locked {
     event_limits: EventLimits,
     /// Name of the corrupt file that this journal replaces.
     moved_aside: Option<String>,
+    limits: Limits,
+    open: Option<Identity>,
     // Last: the lock goes when the connection is closed.
     lock: Lock,
 }
@@ -102,9 +107,29 @@ impl Locked {
             other => other?,
         };
         let head = schema::head(&conn).map_err(|source| OpenError::Sqlite { path: db.clone(), source })?;
-        let (faults, clock) = (Faults::default(), Arc::new(SystemClock));
-        let event_limits = EventLimits::default();
-        Ok(Self { options, state, db, conn, head, faults, clock, event_limits, moved_aside, lock })
+        // A file in memory has no other name to be found by.
+        let open = match ground.disk.vfs() {
+            None => Some(Identity::of(&db).map_err(|source| OpenError::Io {
+                action: "look at",
+                path: db.clone(),
+                source,
+            })?),
+            Some(_) => None,
+        };
+        Ok(Self {
+            options,
+            state,
+            db,
+            conn,
+            head,
+            faults: Faults::default(),
+            clock: Arc::new(SystemClock),
+            event_limits: EventLimits::default(),
+            moved_aside,
+            limits: Limits::NONE,
+            open,
+            lock,
+        })
     }
 
     /// Has events stamped by this clock instead of the machine's.
@@ -118,6 +143,13 @@ impl Locked {
     #[must_use]
     pub fn with_event_limits(mut self, limits: EventLimits) -> Self {
         self.event_limits = limits;
+        self
+    }
+
+    /// What bcd may take of the disk; without a word there is no budget and no reserve.
+    #[must_use]
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
         self
     }
 
@@ -177,7 +209,7 @@ impl Locked {
         let signed = signed.max(self.head.signed);
         let mode = self.options.mode;
         let moved_aside = self.moved_aside.clone();
-        let mut core = self.into_core().map_err(|error| WriteError::of(&error))?;
+        let mut core = self.into_core().map_err(|error| WriteError::of(&error, None))?;
         let records = begun::read_all(&core.state)
             .map_err(|error| WriteError { why: crate::model::Reason::IoError, detail: error.to_string() })?;
         for path in &records.unreadable {
@@ -204,7 +236,9 @@ impl Locked {
             pending: watch::Sender::new(events.pending()),
             last_epoch: self.head.last_epoch.into(),
             commits: 0.into(),
-            failed: watch::Sender::new(false),
+            failed: watch::Sender::new(None),
+            troubles: Troubles::default(),
+            room: Room::new(&self.state, self.limits),
         };
         let counters = Counters { named, events, owed: rows::owed(&self.conn)? };
         let last_seq = rows::last_seq(&self.conn)?;
@@ -220,6 +254,7 @@ impl Locked {
             left: Vec::new(),
             faults: self.faults,
             clock: self.clock,
+            open: self.open,
             _lock: self.lock,
         })
     }

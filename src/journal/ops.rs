@@ -52,6 +52,7 @@ pub(super) fn admit(
         birth: core.counters.named.birth,
         // Each command in flight will need room for its result, so it is counted from its acceptance on.
         room: row.is_some() || (core.counters.owed < UNACKED_RESULTS && !core.counters.events.are_stuck()),
+        disk: core.hindrance()?,
     };
     let answer = |state| Admitting::Answered(Answer { id: Some(header.id.clone()), body_sha256, state });
     let fresh = |state, attempt| Row {
@@ -244,6 +245,11 @@ pub(super) fn write_time(
         .prepare_cached(sql)?
         .execute(params![mark.map(|time| time.0), signed.map(|time| time.0)])
         .map(|_| ())
+}
+
+/// A write that changes nothing.
+pub(super) fn rewrite_head(core: &Core) -> rusqlite::Result<()> {
+    core.conn.prepare_cached("UPDATE journal SET last_epoch = last_epoch")?.execute([]).map(|_| ())
 }
 
 /// Writes what a Welcome brought.

@@ -7,6 +7,7 @@ mod cli;
 mod crash;
 mod dependencies;
 mod docs;
+mod faults;
 mod lab;
 mod session;
 mod sim;
