@@ -3,5 +3,6 @@
 mod lab;
 
 mod commands;
+mod endings;
 mod enrolment;
 mod sessions;
