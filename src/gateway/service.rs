@@ -18,7 +18,7 @@ use crate::failpoint;
 use crate::model::limits::{ID_BYTES, JOIN_FACTS};
 use crate::model::{Digest, NodeId, Reason, Role};
 use crate::wire::pb;
-use crate::wire::version::Range;
+use crate::wire::version::{self, Range};
 
 /// Both services over one hub.
 #[derive(Clone)]
@@ -166,13 +166,7 @@ impl Service {
             hub.refuse(Code::InvalidArgument, reason, "the version range is empty or zero", None)
         })?;
         hub.settings.protocol.choose(range).map_err(|reason| {
-            let message = format!(
-                "the node speaks versions {} to {}, the gateway {} to {}",
-                range.min(),
-                range.max(),
-                hub.settings.protocol.min(),
-                hub.settings.protocol.max()
-            );
+            let message = version::no_common(reason, range, hub.settings.protocol);
             hub.refuse(Code::FailedPrecondition, reason, &message, None)
         })?;
         if !matches!(request.attestor.as_str(), "" | "token") {
