@@ -1,13 +1,14 @@
 //! The node's only memory of what it owes: one SQLite file, one writer thread, one sync for many commands.
 //!
 //! Submitters hand operations to the writer and wait for their own commit; whatever waits commits together. A
-//! [`Durable`] value has one maker, the writer, after its sync: a command's code can only be reached with a
+//! [`Durable`] value is made by the writer alone, once its sync is done: no command's code runs without a
 //! `Durable<Running>`, and a result leaves only as `Durable<Done>`.
 
 pub mod begun;
 mod core;
 mod disk;
 mod durable;
+pub mod ended;
 mod error;
 mod faults;
 mod files;
@@ -33,12 +34,14 @@ use std::path::PathBuf;
 
 pub use begun::{Begun, BegunError};
 pub use durable::Durable;
+pub use ended::Ended;
 pub use error::{OpenError, WriteError};
 pub use faults::{At, Faults};
 pub use handle::Journal;
 pub use inspect::{InspectError, Snapshot};
 pub use open::Locked;
-pub use record::{Accepted, Running, State};
+pub use record::{Accepted, Reattached, Running, State};
+pub use recovery::Left;
 
 use crate::model::{Answer, BootId, CommandId, Done, Incarnation, JournalId, NodeId, ServerTime};
 
@@ -81,7 +84,7 @@ pub struct Facts {
     pub mark: Option<ServerTime>,
     /// Signed time.
     pub signed: Option<ServerTime>,
-    /// Epoch of the last Welcome applied; 0 for none.
+    /// The latest session's epoch; 0 before the first.
     pub last_epoch: u64,
 }
 
@@ -92,6 +95,8 @@ pub struct Recovered {
     pub interrupted: Vec<CommandId>,
     /// Commands that wait for a redelivery.
     pub waiting: Vec<CommandId>,
+    /// Commands that go on under this incarnation: somebody must wait for their ends.
+    pub reattached: Vec<Durable<Reattached>>,
     /// Results not yet acked.
     pub unacked: u64,
 }
