@@ -13,7 +13,7 @@ pub enum Use {
     Call,
     /// In a refused or ended command.
     Command,
-    /// As the why of a `busy`.
+    /// As the why of a `busy`: the whole message beside it.
     Busy,
     /// As the reason of a Goodbye, or of a session that the node ended.
     Session,
@@ -108,7 +108,7 @@ reasons! {
     JournalLost, "journal-lost", Command, "the journal that knew the command is lost, and the kind may not run twice";
     StaleGeneration, "stale-generation", Command, "the command needs a desired state newer than the one applied here";
     RolloutBehind, "rollout-behind", Command, "the rollout generation is below the highest one accepted";
-    Busy, "busy", Command, "not now; the detail says why";
+    Busy, "busy", Command, "not now; the message says why";
     Interrupted, "interrupted", Command, "the daemon ended while the command ran, so nobody knows how far it came";
     ExitStatus, "exit-status", Command, "the program ended with a status other than 0";
     Signal, "signal", Command, "a signal ended the program";

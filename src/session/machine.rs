@@ -18,7 +18,7 @@ use super::working_clock::REWIND_ALLOWANCE;
 use crate::model::{CommandId, JournalId, Reason, ServerTime};
 use crate::wire::frames::{Delivery, FrameError, Inbound, Welcome};
 use crate::wire::link::{DIAL_DEADLINE, EndKind, Endpoint, LinkEnd};
-use crate::wire::version::Range;
+use crate::wire::version::{self, Range};
 
 pub use self::live::Live;
 
@@ -359,9 +359,15 @@ impl Machine {
     }
 
     /// The attempt or the session is over; nobody is told.
-    fn ended(&mut self, now: Now, end: LinkEnd, outputs: &mut Vec<Output>) {
-        if matches!(self.state, State::WaitingToDial { .. } | State::Stopped) {
-            return;
+    fn ended(&mut self, now: Now, mut end: LinkEnd, outputs: &mut Vec<Output>) {
+        match &self.state {
+            State::WaitingToDial { .. } | State::Stopped => return,
+            State::Dialing { endpoint, .. } | State::AwaitingWelcome { endpoint, .. } => {
+                if let Some(mend) = end.reason.and_then(|reason| version::mend(reason, endpoint)) {
+                    end.detail = format!("{mend} ({})", end.detail);
+                }
+            }
+            State::ApplyingWelcome { .. } | State::Live(_) => {}
         }
         outputs.push(Output::Abandon);
         self.wait_after(now, end, outputs);

@@ -6,7 +6,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::{Store, StoreError, corrupt, int};
 use crate::gateway::command_state::State;
 use crate::gateway::update::{End, Said, Update};
-use crate::model::{CommandId, Lane, NodeId, ServerTime};
+use crate::model::{CommandId, Lane, NodeId, Reason, ServerTime};
 
 /// Back-off after the first refusal, ms; doubles up to [`LONGEST_BACKOFF_MS`].
 const FIRST_BACKOFF_MS: i64 = 1_000;
@@ -121,7 +121,7 @@ fn apply_one(
         Said::Ended(end) if row.state.is_terminal() => late(db, node, &row.id, update, end, now),
         Said::Ended(end) => ended(db, &row, end, now),
         _ if !live => Ok(Applied::Nothing),
-        Said::Refused { reason, detail } => refused(db, &row, reason, detail, now),
+        Said::Refused { reason, detail, busy } => refused(db, &row, reason, detail, *busy, now),
         Said::Accepted => accepted(db, &row, now),
         Said::Running { attempt } => running(db, &row, *attempt, now),
     }
@@ -164,6 +164,7 @@ fn refused(
     row: &Row,
     reason: &str,
     detail: &str,
+    busy: Option<Reason>,
     now: ServerTime,
 ) -> rusqlite::Result<Applied> {
     if row.state.is_terminal() || row.state == State::Pending {
@@ -182,7 +183,7 @@ fn refused(
         };
         return ended(db, row, &end, now);
     }
-    let backoff = (row.backoff_ms * 2).clamp(FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS);
+    let backoff = next_backoff(row.backoff_ms);
     let why = if detail.is_empty() { reason.to_owned() } else { format!("{reason}: {detail}") };
     db.prepare_cached(
         // A stored state never sinks: what its node left behind and cannot take up again yet is owed a delivery.
@@ -190,7 +191,12 @@ fn refused(
          not_before_ms = ?, backoff_ms = ?, why = ? WHERE id = ?",
     )?
     .execute(params![now.0 + backoff, backoff, why, row.id.as_str()])?;
-    Ok(Applied::BackOff(row.lane, reason == "busy" && detail.starts_with("credits")))
+    Ok(Applied::BackOff(row.lane, busy == Some(Reason::Credits)))
+}
+
+/// The wait after a refusal, ms, by the one before it; 0 for none.
+fn next_backoff(before_ms: i64) -> i64 {
+    before_ms.saturating_mul(2).clamp(FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS)
 }
 
 fn accepted(db: &Connection, row: &Row, now: ServerTime) -> rusqlite::Result<Applied> {
@@ -264,3 +270,6 @@ fn late(
     ])?;
     Ok(Applied::Late(id.clone()))
 }
+
+#[cfg(test)]
+mod tests;
