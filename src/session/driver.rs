@@ -144,10 +144,11 @@ impl Driver {
         match event {
             Event::Stop => self.input(Input::Stop),
             Event::Opened(Ok((link, resend))) => {
+                let validity = link.gateway_validity();
                 self.link = Some(link);
                 self.resend = resend;
                 self.resend.suspect(self.parts.outbox.len());
-                self.input(Input::Opened);
+                self.input(Input::Opened(validity));
             }
             Event::Opened(Err(end)) | Event::Frame(Err(end)) => self.input(Input::Ended(end)),
             Event::Applied => self.input(Input::Applied),
@@ -164,7 +165,8 @@ impl Driver {
     }
 
     fn input(&mut self, input: Input) {
-        let now = Now { mono: self.started.elapsed(), working: self.parts.working.now() };
+        let working = &self.parts.working;
+        let now = Now { mono: self.started.elapsed(), working: working.now(), heard: working.heard() };
         let outputs = self.machine.handle(now, input);
         // Traffic changes nothing that the status shows; everything else may, an input without outputs too.
         let traffic = |output: &Output| matches!(output, Output::Deliver(_) | Output::Acked(_));
