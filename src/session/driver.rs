@@ -207,6 +207,7 @@ impl Driver {
                 self.forget_session();
                 self.link = None;
             }
+            Output::BadCancel(detail) => tracing::warn!(detail, "a cancellation cannot be read; ignored"),
             Output::FrameIgnored(name) => {
                 tracing::info!(
                     frame = name,

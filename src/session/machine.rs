@@ -91,6 +91,8 @@ pub enum Output {
     Close(Intent, Reason),
     /// Drop the dial or the link.
     Abandon,
+    /// A Cancel that cannot be read; for the log.
+    BadCancel(String),
     /// The first frame of the session that this build does not know.
     FrameIgnored(&'static str),
     /// A session or an attempt has ended so; for the log.
@@ -407,7 +409,7 @@ impl Machine {
                     self.welcome(now, endpoint, welcome, outputs);
                 }
             }
-            (State::AwaitingWelcome { .. }, Inbound::Delivery(_)) => {
+            (State::AwaitingWelcome { .. }, Inbound::Delivery(_) | Inbound::BadCancel(_)) => {
                 let detail = "a Command or Cancel came before Welcome".into();
                 self.close(now, Reason::ProtocolError, detail, outputs);
             }

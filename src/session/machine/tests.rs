@@ -283,6 +283,22 @@ fn heartbeats_go_each_interval_and_count_the_commands_taken() {
 }
 
 #[test]
+fn a_malformed_cancel_is_logged_and_no_command_is_counted_for_it() {
+    let mut bench = Bench::new(1);
+    bench.live();
+    let bad = || Input::Frame(Inbound::BadCancel("no envelope".into()));
+    assert_eq!(bench.input(bad()), [Output::BadCancel("no envelope".into())]);
+    bench.input(ack(1));
+    let beat = Beat { seq: 2, commands_received: 0, peer_proto_max: None };
+    assert_eq!(bench.due(), [Output::Heartbeat(beat)]);
+
+    let mut early = Bench::new(1);
+    early.hello_sent();
+    let outputs = early.input(bad());
+    assert_eq!(outputs.first(), Some(&Output::Close(Intent::Closing, Reason::ProtocolError)));
+}
+
+#[test]
 fn a_field_of_the_test_version_is_sent_only_when_that_version_was_chosen() {
     let mut bench = Bench::new(1);
     bench.live_by(Welcome { proto: 2, proto_max: 9, ..welcome() });
