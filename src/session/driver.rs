@@ -241,6 +241,8 @@ impl Driver {
             {
                 tracing::warn!(%error, epoch, "the epoch of a refused Welcome is not recorded");
             }
+            // Before the results: a command that ends between the two is said twice rather than not at all.
+            let running = lanes.running_ids();
             let (results, resend) = match journal.unacked(None, HELLO_RESULTS_BYTES).await {
                 Ok(page) => {
                     let resend = Resend::after_hello(&page.results, page.next);
@@ -253,7 +255,7 @@ impl Driver {
                     (Vec::new(), resend)
                 }
             };
-            let first = hello(&facts, &journal, &lanes.running_ids(), &results, attempt);
+            let first = hello(&facts, &journal, &running, &results, attempt);
             let link = dialer.open(&endpoint, first, keep_alive).await?;
             Ok((link, resend))
         };
