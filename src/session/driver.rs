@@ -165,10 +165,11 @@ impl Driver {
         match event {
             Event::Stop => self.input(Input::Stop),
             Event::Opened(Ok((link, resend))) => {
+                let validity = link.gateway_validity();
                 self.link = Some(link);
                 self.resend = resend;
                 self.resend.suspect(self.parts.outbox.len());
-                self.input(Input::Opened);
+                self.input(Input::Opened(validity));
             }
             Event::Opened(Err(end)) | Event::Frame(Err(end)) => self.input(Input::Ended(end)),
             Event::Applied => self.input(Input::Applied),
@@ -186,7 +187,8 @@ impl Driver {
     }
 
     fn input(&mut self, input: Input) {
-        let now = Now { mono: self.started.elapsed(), working: self.parts.working.now() };
+        let working = &self.parts.working;
+        let now = Now { mono: self.started.elapsed(), working: working.now(), heard: working.heard() };
         let outputs = self.machine.handle(now, input);
         // Traffic changes nothing that the status shows; everything else may, an input without outputs too.
         let traffic = |output: &Output| {
@@ -244,6 +246,7 @@ impl Driver {
                 self.forget_session();
                 self.link = None;
             }
+            Output::BadCancel(detail) => tracing::warn!(detail, "a cancellation cannot be read; ignored"),
             Output::FrameIgnored(name) => {
                 tracing::info!(
                     frame = name,
@@ -302,6 +305,8 @@ impl Driver {
             {
                 tracing::warn!(%error, epoch, "the epoch of a refused Welcome is not recorded");
             }
+            // Before the results: a command that ends between the two is said twice rather than not at all.
+            let running = lanes.running_ids();
             let (results, resend) = match journal.unacked(None, HELLO_RESULTS_BYTES).await {
                 Ok(page) => {
                     let resend = Resend::after_hello(&page.results, page.next);
@@ -314,7 +319,7 @@ impl Driver {
                     (Vec::new(), resend)
                 }
             };
-            let first = hello(&facts, &journal, &lanes.running_ids(), &results, attempt);
+            let first = hello(&facts, &journal, &running, &results, attempt);
             let link = dialer.open(&endpoint, first, keep_alive).await?;
             Ok((link, resend))
         };
