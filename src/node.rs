@@ -5,6 +5,8 @@
 //! future is a crash: nothing is said, nothing is flushed, and the journal's lock is free once its last handle is
 //! gone. There is nothing global here, no signal handler and no exit of the process, so that many nodes live in one.
 
+mod metrics;
+
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,9 +20,11 @@ use tokio::sync::{mpsc, watch};
 
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::exec::{self, Executor, Lanes, ProbeFacts};
+use crate::exec::{self, Executor, Lanes, Leftovers, ProbeFacts};
 use crate::identity::{Identity, LoadError};
-use crate::journal::{self, Failed, Journal, Locked, OpenError, Recovered, WriteError};
+use crate::journal::{
+    self, Durable, EventLimits, Failed, Journal, Locked, OpenError, Reattached, Recovered, WriteError,
+};
 use crate::model::{BootId, Exit, Incarnation, JournalId, NodeId};
 use crate::session::{self, HelloFacts, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox};
 use crate::status::report::{self, Certificate, Report};
@@ -37,6 +41,9 @@ pub const WAL_BYTES: u64 = 4 << 20;
 /// A clean stop is over within 10 s: this much for Goodbye and steps under way, the rest for the journal.
 const STOP: Duration = Duration::from_secs(7);
 const CLOSE: Duration = Duration::from_secs(2);
+
+/// This very program, though its file was replaced since it started: a supervisor is of its daemon's release.
+const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// What a node is built from.
 #[derive(Clone)]
@@ -59,8 +66,12 @@ pub struct Options {
     pub boot_id: BootId,
     /// Size to which the journal's log is grown at open, bytes.
     pub wal_bytes: u64,
+    /// How many events may wait for their ack.
+    pub event_limits: EventLimits,
     /// How the journal's writer runs.
     pub journal: journal::Mode,
+    /// The program `bcd`, started again as each program's supervisor.
+    pub program: PathBuf,
     /// What it may take of the disk.
     pub limits: journal::Limits,
     /// Instead of gRPC with the node's identity.
@@ -80,7 +91,9 @@ impl Options {
             rng,
             boot_id,
             wal_bytes: WAL_BYTES,
+            event_limits: config.event_limits,
             journal: journal::Mode::Thread,
+            program: THIS_PROGRAM.into(),
             limits: config.limits,
             dialer: None,
         }
@@ -126,6 +139,7 @@ pub struct Node {
     identity: Identity,
     incarnation: Incarnation,
     journal: Journal,
+    reattached: Vec<Durable<Reattached>>,
     working: WorkingClock,
     floors: Floors,
     dialer: Arc<dyn Dialer>,
@@ -149,17 +163,20 @@ impl Node {
                 mode: options.journal,
             },
             JournalId::random(&mut options.rng),
-        )?;
-        let locked = locked.with_limits(options.limits);
+        )?
+        .with_clock(Arc::clone(&options.clock))
+        .with_event_limits(options.event_limits)
+        .with_limits(options.limits);
         let facts = locked.facts();
         let floors = Floors::read(&options.state)?;
         // A lost journal takes its mark from there.
         let mark = facts.mark.max(floors.server_time_mark);
         // Before recovery calls their commands interrupted: nothing may run on behind such a word.
-        let ended = exec::leftovers::end(&facts.journal_id);
+        let leftovers = Leftovers::settle(&locked, &options.state, &options.boot_id)?;
         let working = WorkingClock::new(Arc::clone(&options.clock), mark, facts.signed);
-        let (journal, recovered) = locked.recover(working.signed())?;
-        log_start(&identity, &recovered, ended);
+        let (journal, recovered) =
+            locked.recover_with(working.signed(), &mut |begun| leftovers.left(begun))?;
+        log_start(&identity, &recovered, leftovers.ended);
         let dialer = match options.dialer.take() {
             Some(dialer) => dialer,
             None => grpc_dialer(&identity, &working)?,
@@ -167,7 +184,8 @@ impl Node {
         if let Some(mark) = mark {
             journal.note_time(mark, None);
         }
-        Ok(Self { options, identity, incarnation, journal, working, floors, dialer })
+        let reattached = recovered.reattached;
+        Ok(Self { options, identity, incarnation, journal, reattached, working, floors, dialer })
     }
 
     /// Whose node it is.
@@ -261,6 +279,7 @@ impl Node {
         status: watch::Sender<SessionStatus>,
         stop: watch::Receiver<bool>,
     ) -> impl Future<Output = ()> {
+        let metrics = metrics::run(self.journal.clone(), lanes.clone());
         let (deliver, deliveries) = mpsc::channel(session::DELIVERIES);
         let (answers, outbox) = outbox();
         let daemon_version = env!("CARGO_PKG_VERSION").to_owned();
@@ -284,6 +303,8 @@ impl Node {
                 boot_id: self.options.boot_id.clone(),
             },
             state: self.options.state,
+            program: self.options.program,
+            reattached: self.reattached,
         });
         let own = self.options.endpoints;
         let session = Session::new(SessionParts {
@@ -306,7 +327,11 @@ impl Node {
             rng: StdRng::from_rng(&mut self.options.rng),
         });
         async move {
-            tokio::join!(session.run(stop.clone()), executor.run(deliveries, stop));
+            let work = async { tokio::join!(session.run(stop.clone()), executor.run(deliveries, stop)) };
+            tokio::select! {
+                _ = work => {}
+                () = metrics => {}
+            }
         }
     }
 }
@@ -320,6 +345,9 @@ fn log_start(identity: &Identity, recovered: &Recovered, ended: usize) {
         unacked = recovered.unacked,
         "the node has recovered"
     );
+    for command in &recovered.reattached {
+        tracing::info!(id = %command.begun.id, "the program that an earlier daemon started is still running");
+    }
     if ended > 0 {
         tracing::warn!(ended, "programs that an earlier daemon had started were ended");
     }

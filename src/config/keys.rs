@@ -42,7 +42,7 @@ impl Key {
 }
 
 /// Every key, in the order of the file.
-pub const KEYS: [Key; 8] = [
+pub const KEYS: [Key; 10] = [
     Key {
         name: "gateway.endpoints",
         variable: "BCD_GATEWAY_ENDPOINTS",
@@ -106,20 +106,36 @@ pub const KEYS: [Key; 8] = [
         show: |config| list(config.denied.iter().cloned()),
     },
     Key {
+        name: "limits.events",
+        variable: "BCD_LIMITS_EVENTS",
+        allowed: "a number from 100 to 1000000",
+        meaning: "events that may wait for their ack; then metrics are dropped, then logs, and commands are refused busy",
+        is_list: false,
+        apply: |config, value| number(value, 100..=1_000_000).map(|count| config.event_limits.count = count),
+        show: |config| shown_number(config.event_limits.count),
+    },
+    Key {
+        name: "limits.event_bytes",
+        variable: "BCD_LIMITS_EVENT_BYTES",
+        allowed: "a number from 1048576 to 1073741824",
+        meaning: "size of those events, bytes",
+        is_list: false,
+        apply: |config, value| {
+            number(value, 1 << 20..=1 << 30).map(|bytes| config.event_limits.bytes = bytes)
+        },
+        show: |config| shown_number(config.event_limits.bytes),
+    },
+    Key {
         name: "limits.state_bytes",
         variable: "BCD_LIMITS_STATE_BYTES",
         allowed: "a number of bytes, 67108864 (64 MiB) or more",
         meaning: "most that bcd keeps in the state directory; before it is passed, commands get busy with disk",
         is_list: false,
         apply: |config, value| {
-            let bytes = number(value)?;
-            if bytes < journal::LEAST_STATE_BYTES {
-                return Err("results in flight would not fit".into());
-            }
-            config.limits.state_bytes = bytes;
-            Ok(())
+            let most = journal::LEAST_STATE_BYTES..=u64::MAX;
+            number(value, most).map(|bytes| config.limits.state_bytes = bytes)
         },
-        show: |config| Value::Integer(i64::try_from(config.limits.state_bytes).unwrap_or(i64::MAX)),
+        show: |config| shown_number(config.limits.state_bytes),
     },
     Key {
         name: "log.level",
@@ -161,14 +177,19 @@ fn text(value: &Value) -> Result<&str, String> {
     value.as_str().ok_or_else(|| format!("it is of type {}, not a string", value.type_str()))
 }
 
-/// A number, also as the text of a variable.
-fn number(value: &Value) -> Result<u64, String> {
+/// A number, which the environment gives as a text.
+fn number(value: &Value, allowed: std::ops::RangeInclusive<u64>) -> Result<u64, String> {
     let number = match value {
         Value::Integer(number) => u64::try_from(*number).ok(),
-        Value::String(text) => text.parse().ok(),
-        _ => None,
+        other => {
+            text(other).map_err(|_| format!("it is of type {}, not a number", other.type_str()))?.parse().ok()
+        }
     };
-    number.ok_or_else(|| "it is not a whole number, 0 or more".into())
+    number.filter(|number| allowed.contains(number)).ok_or_else(|| "it is no such number".into())
+}
+
+fn shown_number(number: u64) -> Value {
+    Value::Integer(i64::try_from(number).unwrap_or(i64::MAX))
 }
 
 fn strings(value: &Value) -> Result<Vec<String>, String> {

@@ -4,14 +4,15 @@
 //! commit: two deliveries of one id see each other, and a job that fails takes no neighbour with it.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rusqlite::Connection;
 use rusqlite::config::DbConfig;
 use tokio::sync::{oneshot, watch};
 
 use super::error::{WriteError, failed_sync, is_failed_sync, system_errno};
+use super::events::{EventCounts, PendingEvents};
 use super::faults::{At, Faults};
 use super::lazy::Lazy;
 use super::lock::Lock;
@@ -19,7 +20,7 @@ use super::rescue::{self, Failed, Identity};
 use super::room::Room;
 use super::rows;
 use super::trouble::{Source, Trouble, Troubles};
-use crate::clock::{Clock as _, SystemClock};
+use crate::clock::{Clock, SystemClock};
 use crate::failpoint;
 use crate::model::{BootId, CommandId, Incarnation, JournalId, Reason, ServerTime};
 use crate::write_fault::{self, Point};
@@ -27,8 +28,10 @@ use crate::write_fault::{self, Point};
 /// What the handles read without asking the writer.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) journal_id: JournalId,
-    pub(super) birth: Option<ServerTime>,
+    /// As of the last commit.
+    pub(super) named: Mutex<Arc<Named>>,
+    /// Events as of the last commit.
+    pub(super) pending: watch::Sender<PendingEvents>,
     pub(super) last_epoch: AtomicU64,
     /// Commits that wrote something: what group commit saves is seen here.
     pub(super) commits: AtomicU64,
@@ -38,9 +41,39 @@ pub(super) struct Shared {
     pub(super) room: Room,
 }
 
-/// Counts that must be put back when what they count is rolled back.
-#[derive(Debug, Clone, Copy)]
+impl Shared {
+    pub(super) fn named(&self) -> Arc<Named> {
+        Arc::clone(&self.named.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// What a commit has made true.
+    fn publish(&self, counters: &Counters) {
+        *self.named.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&counters.named);
+        let now = counters.events.pending();
+        self.pending.send_if_modified(|pending| std::mem::replace(pending, now) != now);
+    }
+}
+
+/// What a journal is called; an old copy is called anew.
+#[derive(Debug)]
+pub(super) struct Named {
+    pub(super) id: JournalId,
+    pub(super) birth: Option<ServerTime>,
+    /// The highest event number that can have been sent under this id.
+    pub(super) sent: AtomicU64,
+}
+
+impl Named {
+    pub(super) fn new(id: JournalId, birth: Option<ServerTime>, sent: u64) -> Arc<Self> {
+        Arc::new(Self { id, birth, sent: sent.into() })
+    }
+}
+
+/// What is kept in memory of the tables, and must be put back when the tables are rolled back.
+#[derive(Debug, Clone)]
 pub(super) struct Counters {
+    pub(super) named: Arc<Named>,
+    pub(super) events: EventCounts,
     /// Commands whose result is owed or to come.
     pub(super) owed: u64,
 }
@@ -60,6 +93,8 @@ pub(super) struct Core {
     /// Commands that an older incarnation left and no delivery has taken up.
     pub(super) left: Vec<CommandId>,
     pub(super) faults: Faults,
+    /// Stamps events.
+    pub(super) clock: Arc<dyn Clock>,
     /// The file that is open; absent where it is not the kernel's.
     pub(super) open: Option<Identity>,
     // Last: the lock goes when the connection is closed.
@@ -164,10 +199,11 @@ impl Core {
             jobs.into_iter().for_each(|job| job.answer(Err(WriteError::ended(failed))));
             return Lazy::default();
         }
-        let before = self.counters;
+        let before = self.counters.clone();
         let mut jobs: Vec<Tried> = jobs.into_iter().map(|job| (job, Ok(()))).collect();
         let left = match self.transaction(&mut jobs, &lazy) {
             Ok(lazy_written) => {
+                self.shared.publish(&self.counters);
                 if lazy_written && lazy.has_acks() {
                     failpoint::hit(failpoint::TOMBSTONE);
                 }
@@ -209,7 +245,7 @@ impl Core {
         &mut self,
         work: impl FnOnce(&mut Self) -> rusqlite::Result<()>,
     ) -> rusqlite::Result<Result<(), WriteError>> {
-        let before = self.counters;
+        let before = self.counters.clone();
         self.execute("SAVEPOINT job")?;
         match self.faults.check(At::Statement).and_then(|()| work(self)) {
             Ok(()) => {
@@ -270,10 +306,11 @@ impl Core {
         &mut self,
         work: impl FnOnce(&mut Self) -> rusqlite::Result<T>,
     ) -> Result<T, WriteError> {
-        let before = self.counters;
+        let before = self.counters.clone();
         let written = self.execute("BEGIN IMMEDIATE").and_then(|()| {
             let value = work(self)?;
             self.commit()?;
+            self.shared.publish(&self.counters);
             Ok(value)
         });
         written.map_err(|error| {
@@ -305,9 +342,9 @@ impl Core {
         use crate::model::limits::TOMBSTONE_GRACE;
         // Bounded, so that no batch waits behind a mass of them; the rest goes with the next.
         const AT_ONCE: u32 = 256;
-        for id in rows::stale_tombstones(&self.conn, signed.minus(TOMBSTONE_GRACE), AT_ONCE)? {
+        for (id, attempt) in rows::stale_tombstones(&self.conn, signed.minus(TOMBSTONE_GRACE), AT_ONCE)? {
             // The record first: without its row it would be taken for a command of a lost journal.
-            match super::begun::remove(&self.state, &id) {
+            match super::begun::remove(&self.state, &id, attempt) {
                 Ok(()) => rows::forget(&self.conn, &id)?,
                 Err(error) => {
                     tracing::warn!(%id, %error, "a begun record cannot be removed; its tombstone stays")

@@ -9,7 +9,9 @@ pub mod check;
 mod core;
 mod disk;
 mod durable;
+pub mod ended;
 mod error;
+mod events;
 pub mod export;
 mod faults;
 mod files;
@@ -38,17 +40,20 @@ use std::path::PathBuf;
 
 pub use begun::{Begun, BegunError};
 pub use durable::Durable;
+pub use ended::Ended;
 pub use error::{OpenError, WriteError};
+pub use events::{EventLimits, PendingEvents};
 pub use faults::{At, Faults};
 pub use handle::Journal;
 pub use inspect::{InspectError, Snapshot};
 pub use open::Locked;
-pub use record::{Accepted, Running, State};
+pub use record::{Accepted, Reattached, Running, State};
+pub use recovery::Left;
 pub use rescue::Failed;
 pub use room::{LEAST_STATE_BYTES, Limits, RESERVE_BYTES};
 pub use trouble::{Source, Trouble, why};
 
-use crate::model::{Answer, BootId, CommandId, Done, Incarnation, JournalId, NodeId, ServerTime};
+use crate::model::{Answer, BootId, CommandId, Done, Event, Incarnation, JournalId, NodeId, ServerTime};
 
 /// How the writer runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -100,6 +105,8 @@ pub struct Recovered {
     pub interrupted: Vec<CommandId>,
     /// Commands that wait for a redelivery.
     pub waiting: Vec<CommandId>,
+    /// Commands that go on under this incarnation: somebody must wait for their ends.
+    pub reattached: Vec<Durable<Reattached>>,
     /// Results not yet acked.
     pub unacked: u64,
 }
@@ -133,4 +140,24 @@ pub struct Unacked {
     pub results: Vec<Durable<Done>>,
     /// Pass it as `after` for the next page; absent when this was the last one.
     pub next: Option<u64>,
+}
+
+/// A page of events.
+#[derive(Debug)]
+pub struct EventPage {
+    /// The events, in their order.
+    pub events: Vec<Durable<Event>>,
+    /// Whether more stood behind them.
+    pub more: bool,
+}
+
+/// What an ack of events means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AckOf {
+    /// Of this journal, and sent: it may be forgotten.
+    Sent,
+    /// Of another journal: it forgets nothing.
+    AnotherJournal,
+    /// Of this journal and above what it can have sent: it is a copy from before that was sent.
+    OldCopy,
 }

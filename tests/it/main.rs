@@ -12,3 +12,4 @@ mod lab;
 mod session;
 mod sim;
 mod source;
+mod versions;

@@ -7,7 +7,7 @@ use bcd::clock::{Clock, SystemClock};
 use bcd::gateway::control::{Client, Request, Response};
 use bcd::identity::Ticket;
 use bcd::identity::join::{JournalOptions, Options as JoinOptions, join};
-use bcd::journal::{Limits, Mode, OpenError};
+use bcd::journal::{EventLimits, Limits, Mode, OpenError};
 use bcd::model::{BootId, Exit, Incarnation, NodeId};
 use bcd::node::{BuildError, Node, Options};
 use bcd::wire::dsse::Policy;
@@ -32,7 +32,9 @@ fn options(state: &std::path::Path, seed: u64) -> Options {
         rng: StdRng::seed_from_u64(seed),
         boot_id: BootId::new("b-1").unwrap(),
         wal_bytes: WAL_BYTES,
+        event_limits: EventLimits::default(),
         journal: Mode::Thread,
+        program: env!("CARGO_BIN_EXE_bcd").into(),
         dialer: None,
     }
 }
