@@ -49,10 +49,18 @@ const BROKEN: &[(&str, &str)] = &[
     ("a journal has no head", "SELECT 'journal' WHERE NOT EXISTS (SELECT 1 FROM journal WHERE one = 1)"),
 ];
 
+/// The same of events, where there are any.
+const BROKEN_EVENTS: &[(&str, &str)] = &[(
+    "an event that is acked is still there",
+    "SELECT CAST(seq AS TEXT) FROM events WHERE seq <= (SELECT acked_event_seq FROM journal)",
+)];
+
 /// Checks an open journal, whose records lie in `state`. Changes nothing.
 pub(super) fn check(conn: &Connection, db: &Path, state: &Path) -> rusqlite::Result<Check> {
     let mut problems = damage(conn)?;
-    for (words, sql) in BROKEN {
+    // A journal of the first schema that no daemon has opened since has no events.
+    let events = if conn.table_exists(None, "events")? { BROKEN_EVENTS } else { &[] };
+    for (words, sql) in BROKEN.iter().chain(events) {
         let mut statement = conn.prepare(&format!("{sql} LIMIT {EACH}"))?;
         let ids = statement.query_map([], |row| row.get::<_, String>(0))?;
         for id in ids {

@@ -11,20 +11,22 @@ use serde::Serialize;
 use super::begun::{self, Record};
 use super::inspect::{self, CommandLine, Snapshot};
 use super::rows;
-use crate::model::CommandId;
+use crate::model::{CommandId, EventClass};
 
 /// Bytes of lines after which a page ends.
 const PAGE_BYTES: usize = 4 << 20;
 /// Commands looked at for one page.
 const PAGE_ROWS: u32 = 4096;
 
-/// Where the next page begins: behind a command, or behind a begun record.
+/// Where the next page begins: behind a command, a begun record or an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cursor {
     /// Commands behind this one; absent: from the first.
     Commands(Option<CommandId>),
     /// Begun records behind this one; absent: from the first.
     Begun(Option<CommandId>),
+    /// Events behind this one; 0: from the first.
+    Events(u64),
 }
 
 impl fmt::Display for Cursor {
@@ -32,6 +34,7 @@ impl fmt::Display for Cursor {
         let (part, after) = match self {
             Self::Commands(after) => ("commands", after),
             Self::Begun(after) => ("begun", after),
+            Self::Events(after) => return write!(f, "events/{after}"),
         };
         write!(f, "{part}/{}", after.as_ref().map_or("", |id| id.as_str()))
     }
@@ -42,6 +45,9 @@ impl FromStr for Cursor {
 
     fn from_str(text: &str) -> Result<Self, ()> {
         let (part, after) = text.split_once('/').ok_or(())?;
+        if part == "events" {
+            return after.parse().map(Self::Events).map_err(|_| ());
+        }
         let after = if after.is_empty() { None } else { Some(CommandId::new(after).map_err(|_| ())?) };
         match part {
             "commands" => Ok(Self::Commands(after)),
@@ -76,6 +82,14 @@ enum Line<'a> {
     UnreadableBegun {
         path: &'a Path,
     },
+    Event {
+        seq: u64,
+        class: &'static str,
+        event: String,
+        body: serde_json::Value,
+        at_ms: i64,
+        boot_id: String,
+    },
 }
 
 fn add(lines: &mut String, line: &Line<'_>) -> rusqlite::Result<()> {
@@ -97,9 +111,11 @@ pub(super) fn page(conn: &Connection, db: &Path, state: &Path, cursor: &Cursor) 
             let last = commands(conn, after.as_ref(), &mut lines)?;
             Some(last.map_or(Cursor::Begun(None), |last| Cursor::Commands(Some(last))))
         }
-        Cursor::Begun(after) => {
-            records(state, after.as_ref(), &mut lines)?.map(|last| Cursor::Begun(Some(last)))
-        }
+        Cursor::Begun(after) => Some(
+            records(state, after.as_ref(), &mut lines)?
+                .map_or(Cursor::Events(0), |last| Cursor::Begun(Some(last))),
+        ),
+        Cursor::Events(after) => events(conn, *after, &mut lines)?.map(Cursor::Events),
     };
     Ok(Page { lines, next })
 }
@@ -127,6 +143,34 @@ fn commands(
     Ok(if all { None } else { last })
 }
 
+/// The last one, when there may be more.
+fn events(conn: &Connection, after: u64, lines: &mut String) -> rusqlite::Result<Option<u64>> {
+    // A journal of the first schema that no daemon has opened since has none.
+    if !conn.table_exists(None, "events")? {
+        return Ok(None);
+    }
+    let sql = "SELECT seq, class, type, body, at_ms, boot_id FROM events WHERE seq > ? ORDER BY seq";
+    let mut statement = conn.prepare(sql)?;
+    let mut rows = statement.query([rows::signed(after)])?;
+    while let Some(row) = rows.next()? {
+        let seq = rows::unsigned(row, 0)?;
+        let class: EventClass = row.get(1)?;
+        let line = Line::Event {
+            seq,
+            class: class.name(),
+            event: row.get(2)?,
+            body: rows::parsed(3, serde_json::from_str(&row.get::<_, String>(3)?))?,
+            at_ms: row.get(4)?,
+            boot_id: row.get(5)?,
+        };
+        add(lines, &line)?;
+        if lines.len() >= PAGE_BYTES {
+            return Ok(Some(seq));
+        }
+    }
+    Ok(None)
+}
+
 fn records(
     state: &Path,
     after: Option<&CommandId>,
@@ -139,9 +183,13 @@ fn records(
             add(lines, &Line::UnreadableBegun { path })?;
         }
     }
-    for record in records.whole.iter().filter(|record| after.is_none_or(|after| record.id > *after)) {
+    let mut left =
+        records.whole.iter().filter(|record| after.is_none_or(|after| record.id > *after)).peekable();
+    while let Some(record) = left.next() {
         add(lines, &Line::Begun(record))?;
-        if lines.len() >= PAGE_BYTES {
+        // A command that may run twice has a record an attempt, and no page ends between them.
+        let same = left.peek().is_some_and(|next| next.id == record.id);
+        if lines.len() >= PAGE_BYTES && !same {
             return Ok(Some(record.id.clone()));
         }
     }

@@ -111,6 +111,8 @@ async fn an_export_has_everything_from_the_daemon_and_from_the_file_alike() {
     let lines = exported(&machine);
     let of = |kind: &str| lines.iter().filter(|line| line["type"] == kind).cloned().collect::<Vec<_>>();
     assert_eq!((of("journal").len(), of("command").len(), of("begun").len()), (1, 3, 2), "{lines:?}");
+    let seqs: Vec<_> = of("event").iter().filter_map(|event| event["seq"].as_u64()).collect();
+    assert!(!seqs.is_empty() && seqs.is_sorted(), "{lines:?}");
     assert_eq!(of("command")[0]["state"], "TOMBSTONE");
     assert_eq!(of("command")[0]["output"], serde_json::Value::Null);
     assert_eq!(of("command")[1]["output"], data_encoding::BASE64.encode(&success().output));
