@@ -1,7 +1,7 @@
 //! The composition root of `bcd node`, and of every agent of `bcd sim`.
 //!
 //! [`Node::build`] blocks: identity, journal lock, programs of a dead daemon ended, recovery. [`Node::run`] is one
-//! future that owns every task: session ⇄ executor, the status socket, the watch over the journal. Dropping that
+//! future that owns every task: session ⇄ executor, the status socket, the watch over the journal, the word to systemd. Dropping that
 //! future is a crash: nothing is said, nothing is flushed, and the journal's lock is free once its last handle is
 //! gone. There is nothing global here, no signal handler and no exit of the process, so that many nodes live in one.
 
@@ -25,6 +25,7 @@ use crate::model::{BootId, Exit, Incarnation, JournalId, NodeId};
 use crate::session::{self, HelloFacts, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox};
 use crate::status::report::{self, Certificate, Report};
 use crate::status::socket::{Question, Socket};
+use crate::systemd::Notifier;
 use crate::wire::dsse::{Audience, Policy};
 use crate::wire::grpc::GrpcDialer;
 use crate::wire::link::{Dialer, Endpoint};
@@ -62,6 +63,8 @@ pub struct Options {
     pub journal: journal::Mode,
     /// Instead of gRPC with the node's identity.
     pub dialer: Option<Arc<dyn Dialer>>,
+    /// Who is told that the node is ready, lives and stops.
+    pub notifier: Arc<Notifier>,
 }
 
 impl Options {
@@ -79,6 +82,7 @@ impl Options {
             wal_bytes: WAL_BYTES,
             journal: journal::Mode::Thread,
             dialer: None,
+            notifier: Arc::default(),
         }
     }
 }
@@ -165,6 +169,8 @@ impl Node {
         let socket = self.bind_status_socket();
         let lanes = Lanes::default();
         let (say, status) = watch::channel(SessionStatus::new(self.options.clock.boot()));
+        let notifier = Arc::clone(&self.options.notifier);
+        let notified = status.clone();
         let reporter = Arc::new(self.reporter(lanes.clone(), status));
         let work = self.start(lanes, say, stop.clone());
         let exit = tokio::select! {
@@ -174,11 +180,12 @@ impl Node {
                 return Exit::CannotWrite;
             }
             () = work => Exit::Done,
-            () = overdue(stop) => {
+            () = overdue(stop.clone()) => {
                 tracing::warn!("the stop took too long; what is unfinished is settled at the next start");
                 Exit::Done
             }
             () = answer(socket, reporter) => Exit::Failed,
+            () = notifier.follow(notified, stop.clone()) => Exit::Failed,
         };
         if tokio::time::timeout(CLOSE, journal.close()).await.is_err() {
             tracing::warn!("the journal could not be closed in time; the next start reads it all the same");

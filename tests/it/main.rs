@@ -11,3 +11,4 @@ mod lab;
 mod session;
 mod sim;
 mod source;
+mod unit;

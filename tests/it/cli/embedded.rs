@@ -32,6 +32,7 @@ fn options(state: &std::path::Path, seed: u64) -> Options {
         wal_bytes: WAL_BYTES,
         journal: Mode::Thread,
         dialer: None,
+        notifier: Arc::default(),
     }
 }
 
