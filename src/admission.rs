@@ -149,7 +149,7 @@ pub fn decide(command: Verified<Command>, context: &Context, facts: &JournalFact
             Decision::Admit { admitted, attempt: attempt.unwrap_or(0) }
         }
         Err(No::Refuse(reason, detail)) => Decision::Refuse { reason, detail },
-        // The cap on unacked results holds before a REJECTED is written too.
+        // A REJECTED takes a place among the unacked results as well.
         Err(No::Reject(..)) if !facts.room => busy(Reason::JournalFull),
         Err(No::Reject(reason, message, effect)) => {
             let outcome = match attempt {
@@ -229,7 +229,7 @@ fn readable(command: &Command, context: &Context) -> Result<(Kind, Body), No> {
     Ok((kind, body))
 }
 
-/// Step 7, first row: a gateway's lie about time must not end a command, so only signed time rejects.
+/// Step 7, first row: the working clock is a gateway's word, so it only postpones; signed time ends the command.
 fn in_time(command: &Command, context: &Context, facts: &JournalFacts) -> Result<(), No> {
     let not_after = command.header.not_after;
     let passed = |time: Option<ServerTime>| time.is_some_and(|time| time >= not_after);

@@ -287,9 +287,11 @@ pub fn make(path: &Path, mode: Mode) -> Result<(), StateError> {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
+    let mut existed = false;
     match rustix::fs::mkdir(path, mode) {
         Ok(()) => {}
-        Err(Errno::EXIST) => return Ok(()),
+        // Synced all the same: whoever made it may have been killed before it was.
+        Err(Errno::EXIST) => existed = true,
         Err(Errno::NOENT) if parent != Path::new(".") => {
             // Only the last one is ours alone.
             make(parent, Mode::from_raw_mode(0o755))?;
@@ -299,6 +301,10 @@ pub fn make(path: &Path, mode: Mode) -> Result<(), StateError> {
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let above = rustix::fs::open(parent, flags, Mode::empty());
+    if existed && above.is_err() {
+        // Another user's folder that only lets pass: it was not this process that made the entry.
+        return Ok(());
+    }
     above.and_then(|fd| rustix::fs::fsync(fd.as_fd())).map_err(|errno| system("sync", parent, errno))
 }
 

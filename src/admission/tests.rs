@@ -149,6 +149,15 @@ fn step_5_what_cannot_be_read_or_run_here_is_rejected() {
 }
 
 #[test]
+fn step_5_a_rejections_message_is_bounded_whatever_the_body_says() {
+    let long = format!(r#"{{"argv":["true"],"{}":1}}"#, "x".repeat(100_000));
+    let Decision::Reject(done) = decide(command("node.exec", "", &long), &context(), &facts()) else {
+        panic!("an unknown field is rejected");
+    };
+    assert!(done.outcome.message.len() <= crate::model::limits::TEXT_BYTES);
+}
+
+#[test]
 fn step_5_a_kind_that_the_operator_denies_is_rejected_denied_by_operator() {
     let context = Context { denied: Arc::new([String::from("node.exec")].into()), ..context() };
     let (state, reason, _) = rejected(decide(exec(), &context, &facts()));

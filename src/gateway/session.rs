@@ -1,7 +1,7 @@
 //! One session after its Hello transaction: a task that reads the node's frames and owns what goes out.
 //!
-//! It sends Welcome and the acks of the results that came with Hello at once; commands and cancellations only after
-//! the first heartbeat, since a node may refuse a Welcome. Frames that have already arrived are handled together,
+//! It sends Welcome and the acks of the results that came with Hello at once; commands and cancellations wait for
+//! the first heartbeat, the node's word that it took the Welcome. Frames that have already arrived are handled together,
 //! so that their updates share a transaction and their acks a frame. Beside it run the watch over silence and
 //! expiry, and the word of another part of the gateway that the session is over: both cut in even while a send
 //! waits for a node that does not read.

@@ -1,7 +1,7 @@
 //! The node's only memory of what it owes: one SQLite file, one writer thread, one sync for many commands.
 //!
 //! Submitters hand operations to the writer and wait for their own commit; whatever waits commits together. A
-//! [`Durable`] value has one maker, the writer, after its sync: a command's code can only be reached with a
+//! [`Durable`] value is made by the writer alone, once its sync is done: no command's code runs without a
 //! `Durable<Running>`, and a result leaves only as `Durable<Done>`.
 
 pub mod begun;
@@ -81,7 +81,7 @@ pub struct Facts {
     pub mark: Option<ServerTime>,
     /// Signed time.
     pub signed: Option<ServerTime>,
-    /// Epoch of the last Welcome applied; 0 for none.
+    /// The latest session's epoch; 0 before the first.
     pub last_epoch: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Every reason token, once: what the other side branches on is a stable lower-case token, never a text.
+//! Every reason token, once. Peers decide by these words; a text beside one is for people and may change.
 //!
 //! docs/errors.md shows the same table to users; a test holds the two together.
 
@@ -76,7 +76,7 @@ reasons! {
     JoinInvalid, "join-invalid", Call, "the join request is malformed";
     Internal, "internal", Call, "the gateway failed; its log says how";
 
-    TimeBackwards, "time-backwards", Session, "the Welcome's time lies more than 5 minutes before the server time mark";
+    TimeBackwards, "time-backwards", Session, "the Welcome's time is over 5 minutes older than the mark that this node keeps";
     TimeAhead, "time-ahead", Session, "the Welcome's time lies after the end of the certificate that the session was opened with";
     ProtocolError, "protocol-error", Session, "the gateway sent a frame that has no place here";
     WelcomeInvalid, "welcome-invalid", Session, "a field of Welcome is missing or out of range";
@@ -105,10 +105,10 @@ reasons! {
     DeniedByOperator, "denied-by-operator", Command, "the kind is in [kinds] deny of bcd.toml";
     Expired, "expired", Command, "not_after has passed";
     JournalLost, "journal-lost", Command, "the journal that knew the command is lost, and the kind may not run twice";
-    StaleGeneration, "stale-generation", Command, "min_generation is above the applied generation; a newer spec is on its way";
+    StaleGeneration, "stale-generation", Command, "the command needs a desired state newer than the one applied here";
     RolloutBehind, "rollout-behind", Command, "the rollout generation is below the highest one accepted";
     Busy, "busy", Command, "not now; the detail says why";
-    Interrupted, "interrupted", Command, "the daemon ended while the command ran; its outcome is not known";
+    Interrupted, "interrupted", Command, "the daemon ended while the command ran, so nobody knows how far it came";
     ExitStatus, "exit-status", Command, "the program ended with a status other than 0";
     Signal, "signal", Command, "a signal ended the program";
     TimeLimit, "time-limit", Command, "the program ran into its time limit and was ended";

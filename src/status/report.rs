@@ -70,7 +70,7 @@ pub struct Journal {
     pub id: JournalId,
     /// Its birth; absent when it has none.
     pub birth: Option<ServerTime>,
-    /// Epoch of the last Welcome applied; 0 for none.
+    /// The latest session's epoch; 0 before the first.
     pub last_epoch: u64,
     /// Commands known, not started.
     pub accepted: u64,

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::dsse::{Envelope, Signature};
 use super::pb;
-use crate::model::limits::{APPROVALS, CHAIN, COMMAND_BODY_BYTES, ENTRIES, ID_BYTES, SIGNATURES, TEXT_BYTES};
+use crate::model::limits::{APPROVALS, CHAIN, COMMAND_BODY_BYTES, ENTRIES, ID_BYTES, SIGNATURES, cut_text};
 use crate::model::{
     Answer, AnswerState, CommandId, Digest, Effect, JournalId, Lane, Outcome, Reason, ServerTime, Terminal,
 };
@@ -83,7 +83,7 @@ pub struct Welcome {
     pub server_time: ServerTime,
     /// Clamped to 1..60 s.
     pub heartbeat_interval: Duration,
-    /// Most commands in flight; an absent lane has 0.
+    /// How many commands may be in flight; a lane without a row may have none.
     pub lane_credits: BTreeMap<Lane, u32>,
     /// The journal that `acked_event_seq` speaks of; absent when empty or not an id.
     pub journal_id: Option<JournalId>,
@@ -261,15 +261,6 @@ fn shown(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(ID_BYTES).collect()
 }
 
-/// Cut at a character, so that the text stays within the limit for texts.
-fn cut(text: &str) -> String {
-    let mut end = text.len().min(TEXT_BYTES);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text[..end].to_owned()
-}
-
 /// An answer as a frame. `detail` of a refusal goes into `message`.
 pub fn command_update(answer: &Answer) -> pb::CommandUpdate {
     let mut update = pb::CommandUpdate {
@@ -281,7 +272,7 @@ pub fn command_update(answer: &Answer) -> pb::CommandUpdate {
         AnswerState::Refused { reason, detail } => {
             update.state = pb::CommandState::Refused.into();
             update.reason = reason.token().into();
-            update.message = cut(detail);
+            update.message = cut_text(detail.as_str());
         }
         AnswerState::Accepted => update.state = pb::CommandState::Accepted.into(),
         AnswerState::Running { attempt } => {
@@ -308,7 +299,7 @@ fn done_update(update: &mut pb::CommandUpdate, outcome: &Outcome) {
     update.state = state.into();
     update.effect = effect.into();
     update.reason = outcome.reason.map(|reason| reason.token().to_owned()).unwrap_or_default();
-    update.message = cut(&outcome.message);
+    update.message = cut_text(outcome.message.as_str());
     update.attempt = outcome.attempt;
     update.started_ms = outcome.started.map_or(0, |time| time.0);
     update.finished_ms = outcome.finished.map_or(0, |time| time.0);
@@ -319,6 +310,7 @@ fn done_update(update: &mut pb::CommandUpdate, outcome: &Outcome) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::limits::TEXT_BYTES;
 
     fn welcome() -> pb::Welcome {
         pb::Welcome {

@@ -1,7 +1,7 @@
 //! Version negotiation: a range on both sides, the highest common one wins.
 //!
-//! Each gate is a named constant with a comment that says what an absence means. A field or frame of version N is
-//! emitted only when the negotiated version is at least N.
+//! What a later version adds hides behind a gate: a constant here, which the sender compares with the negotiated
+//! version. Its comment tells the reader of an older peer's frame what to make of the gap.
 
 use crate::model::Reason;
 
@@ -9,8 +9,8 @@ use crate::model::Reason;
 pub const NEWEST: u32 = 1;
 /// The lowest version that this build speaks.
 pub const MIN: u32 = 1;
-/// The highest version that this build speaks. Simulation builds carry one test version above the newest, so that
-/// the gates are exercised.
+/// The highest version that this build speaks. A simulation build goes one beyond the newest: a version that exists
+/// to have gates with something behind them.
 pub const MAX: u32 = if cfg!(feature = "fakehw") { NEWEST + 1 } else { NEWEST };
 
 /// `Heartbeat.peer_proto_max`, a diagnostic of the test version: absent means "not said" and changes nothing.

@@ -18,7 +18,7 @@ mod random;
 enum End {
     /// The step lies before RUNNING is durable, or after DONE is: the kill costs nothing.
     Succeeds,
-    /// RUNNING is durable and DONE is not: the outcome is not known, and is said to be so.
+    /// RUNNING is durable and DONE is not: nobody knows how far it came.
     Interrupted,
     /// The wire does not wait for the journal, nor the journal for the wire: either, as the race went.
     Either,
