@@ -18,9 +18,9 @@ use tokio::sync::{mpsc, watch};
 
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::exec::{self, Executor, Lanes, ProbeFacts};
+use crate::exec::{self, Executor, Lanes, Leftovers, ProbeFacts};
 use crate::identity::{Identity, LoadError};
-use crate::journal::{self, Journal, Locked, OpenError, Recovered, WriteError};
+use crate::journal::{self, Durable, Journal, Locked, OpenError, Reattached, Recovered, WriteError};
 use crate::model::{BootId, Exit, Incarnation, JournalId, NodeId};
 use crate::session::{self, HelloFacts, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox};
 use crate::status::report::{self, Certificate, Report};
@@ -37,6 +37,9 @@ pub const WAL_BYTES: u64 = 4 << 20;
 /// A clean stop is over within 10 s: this much for Goodbye and steps under way, the rest for the journal.
 const STOP: Duration = Duration::from_secs(7);
 const CLOSE: Duration = Duration::from_secs(2);
+
+/// This very program, though its file was replaced since it started: a supervisor is of its daemon's release.
+const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// What a node is built from.
 #[derive(Clone)]
@@ -61,6 +64,8 @@ pub struct Options {
     pub wal_bytes: u64,
     /// How the journal's writer runs.
     pub journal: journal::Mode,
+    /// The program `bcd`, started again as each program's supervisor.
+    pub program: PathBuf,
     /// Instead of gRPC with the node's identity.
     pub dialer: Option<Arc<dyn Dialer>>,
     /// Who is told that the node is ready, lives and stops.
@@ -81,6 +86,7 @@ impl Options {
             boot_id,
             wal_bytes: WAL_BYTES,
             journal: journal::Mode::Thread,
+            program: THIS_PROGRAM.into(),
             dialer: None,
             notifier: Arc::default(),
         }
@@ -122,6 +128,7 @@ pub struct Node {
     identity: Identity,
     incarnation: Incarnation,
     journal: Journal,
+    reattached: Vec<Durable<Reattached>>,
     working: WorkingClock,
     dialer: Arc<dyn Dialer>,
 }
@@ -147,15 +154,17 @@ impl Node {
         )?;
         let facts = locked.facts();
         // Before recovery calls their commands interrupted: nothing may run on behind such a word.
-        let ended = exec::leftovers::end(&facts.journal_id);
+        let leftovers = Leftovers::settle(&locked, &options.state, &options.boot_id)?;
         let working = WorkingClock::new(Arc::clone(&options.clock), facts.mark, facts.signed);
-        let (journal, recovered) = locked.recover(working.signed())?;
-        log_start(&identity, &recovered, ended);
+        let (journal, recovered) =
+            locked.recover_with(working.signed(), &mut |begun| leftovers.left(begun))?;
+        log_start(&identity, &recovered, leftovers.ended);
         let dialer = match options.dialer.take() {
             Some(dialer) => dialer,
             None => grpc_dialer(&identity, &working)?,
         };
-        Ok(Self { options, identity, incarnation, journal, working, dialer })
+        let reattached = recovered.reattached;
+        Ok(Self { options, identity, incarnation, journal, reattached, working, dialer })
     }
 
     /// Whose node it is.
@@ -253,6 +262,8 @@ impl Node {
                 boot_id: self.options.boot_id.clone(),
             },
             state: self.options.state,
+            program: self.options.program,
+            reattached: self.reattached,
         });
         let own = self.options.endpoints;
         let session = Session::new(SessionParts {
@@ -289,6 +300,9 @@ fn log_start(identity: &Identity, recovered: &Recovered, ended: usize) {
         unacked = recovered.unacked,
         "the node has recovered"
     );
+    for command in &recovered.reattached {
+        tracing::info!(id = %command.begun.id, "the program that an earlier daemon started is still running");
+    }
     if ended > 0 {
         tracing::warn!(ended, "programs that an earlier daemon had started were ended");
     }

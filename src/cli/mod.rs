@@ -48,6 +48,9 @@ enum Command {
     Kinds(kinds::Args),
     Config(config::Args),
     PackageFiles(package_files::Args),
+    /// The supervisor of one program; started by the daemon alone.
+    #[command(hide = true)]
+    Supervise,
     #[cfg(feature = "fakehw")]
     Gateway(gateway::Args),
     #[cfg(feature = "fakehw")]
@@ -122,6 +125,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         Command::Kinds(args) => kinds::run(&args),
         Command::Config(args) => config::run(&args),
         Command::PackageFiles(args) => package_files::run(&args),
+        Command::Supervise => Ok(crate::exec::supervise::main()),
         #[cfg(feature = "fakehw")]
         Command::Gateway(args) => Ok(gateway::run(args)),
         #[cfg(feature = "fakehw")]

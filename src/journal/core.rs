@@ -245,9 +245,9 @@ impl Core {
         use crate::model::limits::TOMBSTONE_GRACE;
         // Bounded, so that no batch waits behind a mass of them; the rest goes with the next.
         const AT_ONCE: u32 = 256;
-        for id in rows::stale_tombstones(&self.conn, signed.minus(TOMBSTONE_GRACE), AT_ONCE)? {
+        for (id, attempt) in rows::stale_tombstones(&self.conn, signed.minus(TOMBSTONE_GRACE), AT_ONCE)? {
             // The record first: without its row it would be taken for a command of a lost journal.
-            match super::begun::remove(&self.state, &id) {
+            match super::begun::remove(&self.state, &id, attempt) {
                 Ok(()) => rows::forget(&self.conn, &id)?,
                 Err(error) => {
                     tracing::warn!(%id, %error, "a begun record cannot be removed; its tombstone stays")

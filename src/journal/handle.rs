@@ -10,12 +10,12 @@ use super::durable::Durable;
 use super::error::WriteError;
 use super::inspect::{self, Snapshot};
 use super::lazy::Lazy;
-use super::record::{Accepted, Running};
+use super::record::{Accepted, Reattached, Running};
 use super::writer::Queue;
 use super::{Admission, Mode, Unacked, ops};
 use crate::admission::Context;
 use crate::failpoint;
-use crate::model::{Command, CommandId, Done, JournalId, Outcome, Reason, ServerTime};
+use crate::model::{Command, CommandId, Digest, Done, JournalId, Outcome, Reason, ServerTime};
 use crate::wire::dsse::Verified;
 
 /// The writer's handle. When the last clone is dropped without [`Journal::close`], the writer ends as in a crash: what
@@ -130,10 +130,22 @@ impl Journal {
         command: Durable<Running>,
         outcome: Outcome,
     ) -> Result<Durable<Done>, (Durable<Running>, Outcome, WriteError)> {
-        match self.write_done(command.command.command(), outcome).await {
+        match self.write_done(whose(command.command.command()), outcome).await {
             Ok(done) => Ok(done),
             Err((outcome, error)) => Err((command, outcome, error)),
         }
+    }
+
+    /// Writes DONE for a command whose process outlived an older daemon.
+    ///
+    /// # Errors
+    /// Nothing was written; the outcome is given back.
+    pub async fn finish_reattached(
+        &self,
+        command: &Durable<Reattached>,
+        outcome: Outcome,
+    ) -> Result<Durable<Done>, (Outcome, WriteError)> {
+        self.write_done((command.begun.id.clone(), command.begun.body_sha256), outcome).await
     }
 
     /// Writes DONE for a command that was never started (cancelled).
@@ -145,7 +157,7 @@ impl Journal {
         command: Durable<Accepted>,
         outcome: Outcome,
     ) -> Result<Durable<Done>, (Durable<Accepted>, Outcome, WriteError)> {
-        match self.write_done(command.command.command(), outcome).await {
+        match self.write_done(whose(command.command.command()), outcome).await {
             Ok(done) => Ok(done),
             Err((outcome, error)) => Err((command, outcome, error)),
         }
@@ -153,11 +165,10 @@ impl Journal {
 
     async fn write_done(
         &self,
-        command: &Command,
+        (id, body_sha256): (CommandId, Digest),
         outcome: Outcome,
     ) -> Result<Durable<Done>, (Outcome, WriteError)> {
-        let done =
-            Arc::new(Done { id: command.header.id.clone(), body_sha256: command.body_sha256, outcome });
+        let done = Arc::new(Done { id, body_sha256, outcome });
         let job = Arc::clone(&done);
         let written = self.submit(move |core| ops::finish(core, &job.id, &job.outcome)).await;
         let done = Arc::unwrap_or_clone(done);
@@ -280,4 +291,8 @@ impl Journal {
             }
         }
     }
+}
+
+fn whose(command: &Command) -> (CommandId, Digest) {
+    (command.header.id.clone(), command.body_sha256)
 }

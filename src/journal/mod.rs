@@ -8,6 +8,7 @@ pub mod begun;
 mod core;
 mod disk;
 mod durable;
+pub mod ended;
 mod error;
 mod faults;
 mod files;
@@ -33,12 +34,14 @@ use std::path::PathBuf;
 
 pub use begun::{Begun, BegunError};
 pub use durable::Durable;
+pub use ended::Ended;
 pub use error::{OpenError, WriteError};
 pub use faults::{At, Faults};
 pub use handle::Journal;
 pub use inspect::{InspectError, Snapshot};
 pub use open::Locked;
-pub use record::{Accepted, Running, State};
+pub use record::{Accepted, Reattached, Running, State};
+pub use recovery::Left;
 
 use crate::model::{Answer, BootId, CommandId, Done, Incarnation, JournalId, NodeId, ServerTime};
 
@@ -92,6 +95,8 @@ pub struct Recovered {
     pub interrupted: Vec<CommandId>,
     /// Commands that wait for a redelivery.
     pub waiting: Vec<CommandId>,
+    /// Commands that go on under this incarnation: somebody must wait for their ends.
+    pub reattached: Vec<Durable<Reattached>>,
     /// Results not yet acked.
     pub unacked: u64,
 }

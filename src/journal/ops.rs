@@ -104,7 +104,8 @@ pub(super) fn admit(
     })
 }
 
-fn put(core: &Core, row: &Row) -> rusqlite::Result<()> {
+/// Writes a row whole, as this incarnation's.
+pub(super) fn put(core: &Core, row: &Row) -> rusqlite::Result<()> {
     rows::put(&core.conn, row, &core.incarnation, &core.boot_id)
 }
 

@@ -112,6 +112,7 @@ reasons! {
     ExitStatus, "exit-status", Command, "the program ended with a status other than 0";
     Signal, "signal", Command, "a signal ended the program";
     TimeLimit, "time-limit", Command, "the program ran into its time limit and was ended";
+    OutOfMemory, "out-of-memory", Command, "the program ran into its memory limit and the kernel killed it";
     CouldNotStart, "could-not-start", Command, "the program could not be started; the message has the errno";
     Cancelled, "cancelled", Command, "the command was cancelled";
     AlreadyDone, "already-done", Command, "the command was done before; nothing was started";

@@ -31,6 +31,7 @@ fn options(state: &std::path::Path, seed: u64) -> Options {
         boot_id: BootId::new("b-1").unwrap(),
         wal_bytes: WAL_BYTES,
         journal: Mode::Thread,
+        program: env!("CARGO_BIN_EXE_bcd").into(),
         dialer: None,
         notifier: Arc::default(),
     }
