@@ -18,6 +18,7 @@ pub mod log;
 pub mod node;
 pub mod state_dir;
 pub mod status;
+pub mod systemd;
 
 pub mod session;
 

@@ -1,7 +1,7 @@
 //! The composition root of `bcd node`, and of every agent of `bcd sim`.
 //!
 //! [`Node::build`] blocks: identity, journal lock, programs of a dead daemon ended, recovery. [`Node::run`] is one
-//! future that owns every task: session ⇄ executor, the status socket, the watch over the journal. Dropping that
+//! future that owns every task: session ⇄ executor, the status socket, the watch over the journal, the word to systemd. Dropping that
 //! future is a crash: nothing is said, nothing is flushed, and the journal's lock is free once its last handle is
 //! gone. There is nothing global here, no signal handler and no exit of the process, so that many nodes live in one.
 
@@ -29,6 +29,7 @@ use crate::model::{BootId, Exit, Incarnation, JournalId, NodeId};
 use crate::session::{self, HelloFacts, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox};
 use crate::status::report::{self, Certificate, Report};
 use crate::status::socket::{Question, Socket};
+use crate::systemd::Notifier;
 use crate::upkeep::{self, Conditions, Floors, FloorsError, Upkeep, failed_sync};
 use crate::wire::dsse::{Audience, Policy};
 use crate::wire::grpc::GrpcDialer;
@@ -76,6 +77,8 @@ pub struct Options {
     pub limits: journal::Limits,
     /// Instead of gRPC with the node's identity.
     pub dialer: Option<Arc<dyn Dialer>>,
+    /// Who is told that the node is ready, lives and stops.
+    pub notifier: Arc<Notifier>,
 }
 
 impl Options {
@@ -96,6 +99,7 @@ impl Options {
             program: THIS_PROGRAM.into(),
             limits: config.limits,
             dialer: None,
+            notifier: Arc::default(),
         }
     }
 }
@@ -201,6 +205,8 @@ impl Node {
         let (say, status) = watch::channel(SessionStatus::new(self.options.clock.boot()));
         let conditions = Conditions::new(Arc::clone(&self.options.clock));
         let upkeep = self.upkeep(conditions.clone(), status.clone()).run();
+        let notifier = Arc::clone(&self.options.notifier);
+        let notified = status.clone();
         let reporter = Arc::new(self.reporter(lanes.clone(), status, conditions));
         let end = fatal(journal.clone(), self.options.run_dir.clone(), self.options.boot_id.clone());
         let work = self.start(lanes, say, stop.clone());
@@ -212,11 +218,12 @@ impl Node {
             }
             () = upkeep => Exit::Failed,
             () = work => Exit::Done,
-            () = overdue(stop) => {
+            () = overdue(stop.clone()) => {
                 tracing::warn!("the stop took too long; what is unfinished is settled at the next start");
                 Exit::Done
             }
             () = answer(socket, reporter) => Exit::Failed,
+            () = notifier.follow(notified, stop.clone()) => Exit::Failed,
         };
         if tokio::time::timeout(CLOSE, journal.close()).await.is_err() {
             tracing::warn!("the journal could not be closed in time; the next start reads it all the same");

@@ -156,20 +156,16 @@ pub const KEYS: [Key; 10] = [
     Key {
         name: "log.format",
         variable: "BCD_LOG_FORMAT",
-        allowed: "text, json",
-        meaning: "form of the log on standard error",
+        allowed: "auto, journald, text, json",
+        meaning: "form of the log: to the journal with fields, or lines or JSON on standard error; auto: the journal where standard error leads there, else text",
         is_list: false,
         apply: |config, value| {
-            config.log_format = match text(value)? {
-                "text" => LogFormat::Text,
-                "json" => LogFormat::Json,
-                _ => return Err("there is no such format".into()),
-            };
+            let text = text(value)?;
+            let known = LogFormat::ALL.into_iter().find(|format| format.name() == text);
+            config.log_format = known.ok_or("there is no such format")?;
             Ok(())
         },
-        show: |config| {
-            Value::String(if config.log_format == LogFormat::Json { "json" } else { "text" }.to_owned())
-        },
+        show: |config| Value::String(config.log_format.name().to_owned()),
     },
 ];
 
@@ -231,20 +227,4 @@ fn list(items: impl Iterator<Item = String>) -> Value {
 
 fn path(path: &Path) -> Value {
     Value::String(path.display().to_string())
-}
-
-/// The table of keys in Markdown, as docs/config.md shows it.
-pub fn reference() -> String {
-    let defaults = Config::defaults();
-    let mut out =
-        String::from("| key | variable | default | allowed | what it does |\n|---|---|---|---|---|\n");
-    for key in KEYS {
-        let default = (key.show)(&defaults);
-        // Of a production build, whichever build the text is made by.
-        let allowed = key.allowed.trim_end_matches(", none");
-        let row =
-            format!("| `{}` | `{}` | `{default}` | {allowed} | {} |\n", key.name, key.variable, key.meaning);
-        out.push_str(&row);
-    }
-    out
 }

@@ -21,7 +21,7 @@ use tokio::sync::{mpsc, watch};
 
 pub use hello::HelloFacts;
 pub use outbox::Outbox;
-pub use status::{SessionState, SessionStatus};
+pub use status::{EndStatus, LiveStatus, SessionState, SessionStatus};
 pub use working_clock::WorkingClock;
 
 use crate::exec::Lanes;

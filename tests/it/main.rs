@@ -12,4 +12,5 @@ mod lab;
 mod session;
 mod sim;
 mod source;
+mod unit;
 mod versions;

@@ -36,6 +36,7 @@ fn options(state: &std::path::Path, seed: u64) -> Options {
         journal: Mode::Thread,
         program: env!("CARGO_BIN_EXE_bcd").into(),
         dialer: None,
+        notifier: Arc::default(),
     }
 }
 
