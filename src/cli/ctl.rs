@@ -63,6 +63,11 @@ enum Ctl {
         #[arg(long)]
         follow: bool,
     },
+    /// Print the events of a node.
+    NodeEvents {
+        /// Which node.
+        node: String,
+    },
     /// Cancel a command.
     Cancel {
         /// Which.
@@ -220,6 +225,7 @@ async fn command(args: Args) -> Result<Exit, CtlError> {
             if ctl.json { ctl.json_value(&nodes)? } else { print::nodes(&nodes)? }
         }
         Ctl::Events { follow } => ctl.events(follow).await?,
+        Ctl::NodeEvents { node } => ctl.node_events(&node).await?,
         Ctl::Cancel { id } => ctl.done(Request::Cancel { id }).await?,
         Ctl::Ticket { uses, ttl, site } => {
             let Response::Ticket(line) = ctl.ask(Request::Ticket { uses, ttl_s: ttl, site }).await? else {

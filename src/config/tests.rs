@@ -34,11 +34,14 @@ fn a_wrong_value_names_the_key_and_what_is_allowed() {
     for (text, key, allowed) in [
         ("[log]\nlevel = \"loud\"", "log.level", "error, warn, info"),
         ("[log]\nlevel = 3", "log.level", "error, warn, info"),
-        ("[log]\nformat = \"xml\"", "log.format", "text, json"),
+        ("[log]\nformat = \"xml\"", "log.format", "auto, journald, text, json"),
         ("[paths]\nstate = \"var\"", "paths.state", "an absolute path"),
         ("[gateway]\nendpoints = \"gw:1\"", "gateway.endpoints", "a list of"),
         ("[gateway]\nendpoints = [\"gw\"]", "gateway.endpoints", "a list of"),
         ("[signatures]\ncommands = \"some\"", "signatures.commands", "all, destructive"),
+        ("[limits]\nevents = 1", "limits.events", "a number from 100"),
+        ("[limits]\nevents = \"many\"", "limits.events", "a number from 100"),
+        ("[limits]\nevent_bytes = -1", "limits.event_bytes", "a number from 1048576"),
         ("[kinds]\ndeny = [\"Node Exec\"]", "kinds.deny", "a list of kinds"),
     ] {
         let message = message(text);

@@ -5,8 +5,9 @@
 
 pub mod backoff;
 mod driver;
+mod events;
 mod hello;
-mod load;
+pub(crate) mod load;
 pub mod machine;
 pub mod outbox;
 mod resend;
@@ -20,7 +21,7 @@ use tokio::sync::{mpsc, watch};
 
 pub use hello::HelloFacts;
 pub use outbox::Outbox;
-pub use status::{SessionState, SessionStatus};
+pub use status::{EndStatus, LiveStatus, SessionState, SessionStatus};
 pub use working_clock::WorkingClock;
 
 use crate::exec::Lanes;

@@ -28,7 +28,8 @@ fn documents() -> Vec<String> {
 
 /// Paths of this repository that a text names: words that begin with one of its folders.
 fn paths(text: &str) -> Vec<&str> {
-    const FOLDERS: &[&str] = &["src/", "proto/", "tests/", "docs/", ".ci/", ".config/", ".cargo/"];
+    const FOLDERS: &[&str] =
+        &["src/", "proto/", "tests/", "docs/", "systemd/", "packaging/", ".ci/", ".config/", ".cargo/"];
     let ends = |c: char| !(c.is_ascii_alphanumeric() || "._-/".contains(c));
     let words = text.split(ends).map(|word| word.trim_start_matches("./").trim_end_matches(['.', '-']));
     words.filter(|word| FOLDERS.iter().any(|folder| word.starts_with(folder))).collect()

@@ -39,6 +39,10 @@ impl Process {
         assert_eq!(status.signal(), Some(9), "{step}: the process ended by itself: {status}");
     }
 
+    pub fn is_running(&mut self) -> bool {
+        self.0.try_wait().expect("a child to ask").is_none()
+    }
+
     pub fn terminate(&mut self) -> ExitStatus {
         let pid = nix::unistd::Pid::from_raw(i32::try_from(self.0.id()).expect("a pid"));
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("a running child");
@@ -103,6 +107,7 @@ impl Lab {
             .env("BCD_RUN", self.path("run"))
             .env("BCD_SIGNATURES_COMMANDS", "none")
             .env("BCD_LOG", "debug")
+            .env("BCD_WRITE_FAULTS", self.path("faults"))
             .env_remove("BCD_FAILPOINT")
             .stdin(Stdio::null());
         if let Some(step) = step {

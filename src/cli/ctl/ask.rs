@@ -21,6 +21,7 @@ const EVENTS_WAIT_MS: u64 = 30_000;
 const GATEWAY_BACK: Duration = Duration::from_secs(60);
 /// Between two looks for it.
 const AGAIN: Duration = Duration::from_millis(250);
+
 /// A conversation with one gateway.
 pub(super) struct Session {
     pub(super) gateway: PathBuf,
@@ -143,6 +144,22 @@ impl Session {
             writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&output)?)?;
         }
         Ok(print::end(&view))
+    }
+
+    pub(super) async fn node_events(&mut self, node: &str) -> Result<(), CtlError> {
+        let node = self.node(node).await?;
+        let mut after = 0;
+        loop {
+            let request = Request::NodeEvents { node: Some(node.clone()), after };
+            let Response::NodeEvents(events) = self.ask(request).await? else {
+                return Err(CtlError::Answer);
+            };
+            let Some(last) = events.last() else { return Ok(()) };
+            after = last.number;
+            for event in &events {
+                if self.json { self.json_value(event)? } else { print::node_event(event)? }
+            }
+        }
     }
 
     pub(super) async fn events(&mut self, follow: bool) -> Result<(), CtlError> {

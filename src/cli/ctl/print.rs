@@ -6,7 +6,7 @@ use data_encoding::BASE64;
 use serde::Deserialize;
 
 use super::CtlError;
-use crate::gateway::control::{CommandView, EventView, NodeView, Stats};
+use crate::gateway::control::{CommandView, EventView, NodeEventView, NodeView, Stats};
 use crate::model::Exit;
 
 /// The output of `node.exec`.
@@ -101,6 +101,15 @@ pub(super) fn event(event: &EventView) -> Result<(), CtlError> {
         event.node,
         event.detail
     )?)
+}
+
+pub(super) fn node_event(event: &NodeEventView) -> Result<(), CtlError> {
+    let mut out = std::io::stdout().lock();
+    if let Some((from, to)) = event.dropped {
+        writeln!(out, "{:>6}  {} events were dropped", "", to - from + 1)?;
+    }
+    let at = crate::model::ServerTime(event.at_ms);
+    Ok(writeln!(out, "{:>6}  {at}  {}  {}  {}", event.seq, event.class, event.kind, event.body)?)
 }
 
 pub(super) fn stats(stats: &Stats) -> Result<(), CtlError> {

@@ -106,6 +106,7 @@ async fn answer(hub: &Hub, request: Request) -> Result<Response, StoreError> {
         Request::History => Response::Commands(store.history().await?),
         Request::Nodes => nodes(hub).await?,
         Request::Events { after, wait_ms } => events(hub, after, Duration::from_millis(wait_ms)).await?,
+        Request::NodeEvents { node, after } => Response::NodeEvents(store.node_events(node, after).await?),
         Request::Ticket { uses, ttl_s, site } => ticket(hub, uses, ttl_s, site).await?,
         Request::Drain { max_delay_ms } => drain(hub, max_delay_ms),
         Request::Undrain => {

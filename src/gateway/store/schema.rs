@@ -8,7 +8,7 @@ use rusqlite::Connection;
 use super::OpenError;
 
 /// The schema that this build writes.
-const SCHEMA: i64 = 1;
+const SCHEMA: i64 = 2;
 
 /// Times are ms since the Unix epoch by the gateway's clock; 0 is "not yet".
 const TABLES: &str = "
@@ -65,6 +65,15 @@ CREATE TABLE events (
   detail TEXT NOT NULL);
 ";
 
+/// What the second schema added: the nodes' own events, each once, numbered in the order in which they came.
+const NODE_EVENTS: &str = "
+CREATE TABLE node_events (
+  number INTEGER PRIMARY KEY AUTOINCREMENT, node_id TEXT NOT NULL, journal_id TEXT NOT NULL, seq INTEGER NOT NULL,
+  class TEXT NOT NULL, type TEXT NOT NULL, body TEXT NOT NULL, at_ms INTEGER NOT NULL, age_ms INTEGER,
+  received_ms INTEGER NOT NULL, dropped_from INTEGER, dropped_to INTEGER,
+  UNIQUE (node_id, journal_id, seq));
+";
+
 /// Opens or makes the file, 0600 from its creation.
 pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
     // SQLite gives -wal the mode of the database, so that making the database 0600 is enough.
@@ -82,7 +91,12 @@ pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
     let found: i64 = db.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(sqlite)?;
     match found {
         0 => db
-            .execute_batch(&format!("BEGIN IMMEDIATE; {TABLES} PRAGMA user_version = {SCHEMA}; COMMIT"))
+            .execute_batch(&format!(
+                "BEGIN IMMEDIATE; {TABLES} {NODE_EVENTS} PRAGMA user_version = {SCHEMA}; COMMIT"
+            ))
+            .map_err(sqlite)?,
+        1 => db
+            .execute_batch(&format!("BEGIN IMMEDIATE; {NODE_EVENTS} PRAGMA user_version = {SCHEMA}; COMMIT"))
             .map_err(sqlite)?,
         SCHEMA => {}
         found => return Err(OpenError::Newer { path: path.to_owned(), found, known: SCHEMA }),

@@ -5,4 +5,5 @@ mod lab;
 mod commands;
 mod endings;
 mod enrolment;
+mod events;
 mod sessions;
