@@ -5,8 +5,11 @@
 //! future is a crash: nothing is said, nothing is flushed, and the journal's lock is free once its last handle is
 //! gone. There is nothing global here, no signal handler and no exit of the process, so that many nodes live in one.
 
+mod renewal;
+
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,16 +22,19 @@ use tokio::sync::{mpsc, watch};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::exec::{self, Executor, Lanes, ProbeFacts};
-use crate::identity::{Identity, LoadError};
+use crate::identity::{Identity, LoadError, Mark, join_again};
 use crate::journal::{self, Journal, Locked, OpenError, Recovered, WriteError};
 use crate::model::{BootId, Exit, Incarnation, JournalId, NodeId};
-use crate::session::{self, HelloFacts, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox};
+use crate::session::{
+    self, HelloFacts, Renewals, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox,
+};
 use crate::status::report::{self, Certificate, Report};
 use crate::status::socket::{Question, Socket};
 use crate::wire::dsse::{Audience, Policy};
 use crate::wire::grpc::GrpcDialer;
 use crate::wire::link::{Dialer, Endpoint};
 use crate::wire::tls::{self, BUILD_TIME, JudgeTime, Roots};
+use renewal::Renewal;
 
 /// The journal's log on a host: above SQLite's checkpoint at 1,000 pages of 4 KiB, so that commits overwrite it and
 /// never make it grow.
@@ -96,8 +102,13 @@ pub enum BuildError {
     #[error("the commands that an earlier daemon left cannot be settled")]
     Recovery(#[from] WriteError),
     /// TLS cannot be set up with the identity.
-    #[error("the identity cannot be used for TLS; join again")]
-    Tls(#[from] rustls::Error),
+    #[error("the identity cannot be used for TLS; {}", join_again(.state))]
+    Tls {
+        /// The state directory.
+        state: PathBuf,
+        /// Why.
+        source: rustls::Error,
+    },
 }
 
 impl BuildError {
@@ -107,7 +118,7 @@ impl BuildError {
             Self::Identity(error) => error.exit(),
             Self::Journal(error) => error.exit(),
             Self::Recovery(_) => Exit::CannotWrite,
-            Self::Tls(_) => Exit::Configuration,
+            Self::Tls { .. } => Exit::Configuration,
         }
     }
 }
@@ -116,6 +127,8 @@ impl BuildError {
 pub struct Node {
     options: Options,
     identity: Identity,
+    /// Which identity.json that is; absent where the dialer is given, so that no other could be used.
+    mark: Option<Mark>,
     incarnation: Incarnation,
     journal: Journal,
     working: WorkingClock,
@@ -128,6 +141,8 @@ impl Node {
     /// # Errors
     /// See [`BuildError`].
     pub fn build(mut options: Options) -> Result<Self, BuildError> {
+        // Before the load: what replaces the file in between is found by the first look.
+        let mark = Mark::of(&options.state).filter(|_| options.dialer.is_none());
         let identity = Identity::load(&options.state)?;
         let incarnation = Incarnation::random(&mut options.rng);
         let locked = Locked::open(
@@ -149,9 +164,9 @@ impl Node {
         log_start(&identity, &recovered, ended);
         let dialer = match options.dialer.take() {
             Some(dialer) => dialer,
-            None => grpc_dialer(&identity, &working)?,
+            None => grpc_dialer(&identity, &working, &options.state)?,
         };
-        Ok(Self { options, identity, incarnation, journal, working, dialer })
+        Ok(Self { options, identity, mark, incarnation, journal, working, dialer })
     }
 
     /// Whose node it is.
@@ -165,16 +180,21 @@ impl Node {
         let socket = self.bind_status_socket();
         let lanes = Lanes::default();
         let (say, status) = watch::channel(SessionStatus::new(self.options.clock.boot()));
-        let reporter = Arc::new(self.reporter(lanes.clone(), status));
-        let work = self.start(lanes, say, stop.clone());
+        let (use_identity, identity) = watch::channel(self.identity.clone());
+        let (end, ending) = watch::channel(None);
+        let renewals = self.renewals(use_identity, end);
+        let reporter = Arc::new(self.reporter(lanes.clone(), status, identity));
+        let (relayed, relay) = relay(stop, ending.clone());
+        let work = self.start(lanes, say, renewals, relayed.clone());
         let exit = tokio::select! {
             biased;
             () = journal.failed() => {
                 tracing::error!("a sync of the journal failed; the daemon ends, so that a new one reads what the disk holds");
                 return Exit::CannotWrite;
             }
+            never = relay => match never {},
             () = work => Exit::Done,
-            () = overdue(stop) => {
+            () = overdue(relayed) => {
                 tracing::warn!("the stop took too long; what is unfinished is settled at the next start");
                 Exit::Done
             }
@@ -183,7 +203,17 @@ impl Node {
         if tokio::time::timeout(CLOSE, journal.close()).await.is_err() {
             tracing::warn!("the journal could not be closed in time; the next start reads it all the same");
         }
-        exit
+        (*ending.borrow()).unwrap_or(exit)
+    }
+
+    fn renewals(
+        &self,
+        current: watch::Sender<Identity>,
+        end: watch::Sender<Option<Exit>>,
+    ) -> Option<Box<dyn Renewals>> {
+        let file = (self.options.state.clone(), self.mark?);
+        let own = self.options.endpoints.clone();
+        Some(Box::new(Renewal::new(file, own, self.working.clone(), current, end)))
     }
 
     fn bind_status_socket(&self) -> Option<Socket> {
@@ -196,17 +226,15 @@ impl Node {
             .ok()
     }
 
-    fn reporter(&self, lanes: Lanes, session: watch::Receiver<SessionStatus>) -> Reporter {
+    fn reporter(
+        &self,
+        lanes: Lanes,
+        session: watch::Receiver<SessionStatus>,
+        identity: watch::Receiver<Identity>,
+    ) -> Reporter {
         Reporter {
-            node: report::Node {
-                id: self.identity.node_id.clone(),
-                role: self.identity.role,
-                site: self.identity.site.clone(),
-                trust_domain: self.identity.trust_domain.clone(),
-                generation: self.identity.generation,
-                fingerprint: self.identity.fingerprint,
-            },
-            not_after: self.identity.not_after,
+            identity,
+            join_again: join_again(&self.options.state),
             incarnation: self.incarnation.clone(),
             journal: self.journal.clone(),
             working: self.working.clone(),
@@ -221,10 +249,13 @@ impl Node {
         mut self,
         lanes: Lanes,
         status: watch::Sender<SessionStatus>,
+        renewals: Option<Box<dyn Renewals>>,
         stop: watch::Receiver<bool>,
     ) -> impl Future<Output = ()> {
         let (deliver, deliveries) = mpsc::channel(session::DELIVERIES);
         let (answers, outbox) = outbox();
+        let (own, state) = (&self.options.endpoints, &self.options.state);
+        let credentials = renewal::credentials(&self.identity, own, state, self.dialer);
         let daemon_version = env!("CARGO_PKG_VERSION").to_owned();
         let executor = Executor::new(exec::Parts {
             journal: self.journal.clone(),
@@ -247,17 +278,15 @@ impl Node {
             },
             state: self.options.state,
         });
-        let own = self.options.endpoints;
         let session = Session::new(SessionParts {
-            dialer: self.dialer,
-            endpoints: if own.is_empty() { self.identity.endpoints } else { own },
+            credentials,
+            renewals,
             hello: HelloFacts {
                 node_id: self.identity.node_id,
                 role: self.identity.role,
                 boot_id: self.options.boot_id,
                 incarnation: self.incarnation,
                 daemon_version,
-                cert_not_after: self.identity.not_after,
             },
             journal: self.journal,
             working: self.working,
@@ -290,10 +319,15 @@ fn log_start(identity: &Identity, recovered: &Recovered, ended: usize) {
     }
 }
 
-fn grpc_dialer(identity: &Identity, working: &WorkingClock) -> Result<Arc<dyn Dialer>, rustls::Error> {
+fn grpc_dialer(
+    identity: &Identity,
+    working: &WorkingClock,
+    state: &Path,
+) -> Result<Arc<dyn Dialer>, BuildError> {
     let roots = Roots::Certificates(identity.gateway_roots.clone());
     let time = Arc::new(ServerClock(working.clone()));
-    let tls = tls::client_config(&roots, Some(Arc::clone(&identity.key)), time)?;
+    let tls = tls::client_config(&roots, Some(Arc::clone(&identity.key)), time)
+        .map_err(|source| BuildError::Tls { state: state.to_owned(), source })?;
     Ok(Arc::new(GrpcDialer::new(Arc::new(tls))))
 }
 
@@ -308,6 +342,29 @@ impl JudgeTime for ServerClock {
         let time = if heard { known } else { known.max(Some(BUILD_TIME)) };
         (tls::unix_time(time.unwrap_or(BUILD_TIME)), heard)
     }
+}
+
+/// One stop signal of two: asked for from outside, or the identity is no longer this process's.
+fn relay(
+    mut stop: watch::Receiver<bool>,
+    mut ending: watch::Receiver<Option<Exit>>,
+) -> (watch::Receiver<bool>, impl Future<Output = Infallible>) {
+    let (say, relayed) = watch::channel(false);
+    let relay = async move {
+        let foreign = async {
+            if ending.wait_for(Option::is_some).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            // A sender that is gone asks for the same.
+            _ = stop.wait_for(|stop| *stop) => {}
+            () = foreign => {}
+        }
+        say.send_replace(true);
+        std::future::pending().await
+    };
+    (relayed, relay)
 }
 
 /// Resolves when the time for a clean stop is over.
@@ -330,8 +387,8 @@ async fn answer(socket: Option<Socket>, reporter: Arc<Reporter>) {
 
 /// What the status socket is answered from.
 struct Reporter {
-    node: report::Node,
-    not_after: crate::model::ServerTime,
+    identity: watch::Receiver<Identity>,
+    join_again: String,
     incarnation: Incarnation,
     journal: Journal,
     working: WorkingClock,
@@ -355,7 +412,11 @@ impl Reporter {
     async fn report(&self) -> Report {
         let journal = self.journal.snapshot().await.map(|snapshot| report::Journal::of(&snapshot));
         let server_time = self.working.now();
-        let certificate = Certificate::at(self.not_after, server_time);
+        let (node, not_after) = {
+            let identity = self.identity.borrow();
+            (report::Node::of(&identity), identity.not_after)
+        };
+        let certificate = Certificate::at(not_after, server_time);
         Report {
             schema: report::SCHEMA,
             version: env!("CARGO_PKG_VERSION").into(),
@@ -363,11 +424,11 @@ impl Reporter {
             incarnation: self.incarnation.clone(),
             boot_ms: u64::try_from(self.working.clock().boot().as_millis()).unwrap_or(u64::MAX),
             server_time,
-            node: self.node.clone(),
+            node,
             session: self.session.borrow().clone(),
             lanes: self.lanes.free(),
             running: self.lanes.running_ids(),
-            conditions: report::conditions(&journal, certificate),
+            conditions: report::conditions(&journal, certificate, &self.join_again),
             journal: journal.ok(),
             certificate,
         }

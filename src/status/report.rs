@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::identity::Identity;
 use crate::journal::WriteError;
 use crate::journal::inspect::Snapshot;
 use crate::model::{
@@ -100,6 +101,20 @@ pub struct Condition {
     pub detail: String,
 }
 
+impl Node {
+    /// Of an identity.
+    pub fn of(identity: &Identity) -> Self {
+        Self {
+            id: identity.node_id.clone(),
+            role: identity.role,
+            site: identity.site.clone(),
+            trust_domain: identity.trust_domain.clone(),
+            generation: identity.generation,
+            fingerprint: identity.fingerprint,
+        }
+    }
+}
+
 impl Certificate {
     /// A certificate that ends at `not_after`, looked at at `now`.
     pub fn at(not_after: ServerTime, now: Option<ServerTime>) -> Self {
@@ -123,7 +138,13 @@ impl Journal {
 }
 
 /// The faults that stand, given what could be read.
-pub fn conditions(journal: &Result<Journal, WriteError>, certificate: Certificate) -> Vec<Condition> {
+///
+/// `join_again` is what an operator does about a certificate that has run out.
+pub fn conditions(
+    journal: &Result<Journal, WriteError>,
+    certificate: Certificate,
+    join_again: &str,
+) -> Vec<Condition> {
     let mut found = Vec::new();
     let mut say = |token: Reason, detail: String| found.push(Condition { token, detail });
     match journal {
@@ -138,7 +159,7 @@ pub fn conditions(journal: &Result<Journal, WriteError>, certificate: Certificat
         }
     }
     if certificate.remaining_s == Some(0) {
-        let detail = format!("the node certificate ran out at {}; join again", certificate.not_after);
+        let detail = format!("the node certificate ran out at {}; {join_again}", certificate.not_after);
         say(Reason::IdentityExpired, detail);
     }
     found
@@ -229,7 +250,10 @@ mod tests {
         let good = Certificate::at(ServerTime(10_000), Some(ServerTime(0)));
         let past = Certificate::at(ServerTime(10_000), Some(ServerTime(20_000)));
         let tokens = |journal, certificate| -> Vec<Reason> {
-            conditions(&journal, certificate).into_iter().map(|condition| condition.token).collect()
+            conditions(&journal, certificate, "join again")
+                .into_iter()
+                .map(|condition| condition.token)
+                .collect()
         };
         assert_eq!(tokens(Ok(journal(Some(ServerTime(1)), 0)), good), []);
         assert_eq!(

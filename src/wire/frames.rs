@@ -422,7 +422,9 @@ mod tests {
         };
         let large =
             pb::Envelope { payload: vec![b'x'; COMMAND_BODY_BYTES + 1].into(), ..pb::Envelope::default() };
-        for bad in [cancel("", Some(pb::Envelope::default())), cancel("c-1", None), cancel("c-1", Some(large))] {
+        for bad in
+            [cancel("", Some(pb::Envelope::default())), cancel("c-1", None), cancel("c-1", Some(large))]
+        {
             assert!(matches!(bad, Inbound::BadCancel(_)), "{bad:?}");
         }
         let good = cancel("c-1", Some(pb::Envelope::default()));
