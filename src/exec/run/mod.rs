@@ -75,7 +75,7 @@ pub(super) async fn run(args: &ExecArgs, mark: &Mark, cancelled: &mut Cancelled)
     let (mut out, mut err) = (Capture::new(limit), Capture::new(limit));
     let stdin = match args.stdin() {
         Ok(bytes) => bytes,
-        Err(error) => return not_started(Effect::None, error, out, err),
+        Err(error) => return not_started(Effect::None, error.to_string(), out, err),
     };
     let mut program = match start(args, mark).await {
         Ok(program) => program,
