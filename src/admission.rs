@@ -216,7 +216,7 @@ fn readable(command: &Command, context: &Context) -> Result<(Kind, Body), No> {
         ArgsError::UnsupportedField(_) => reject(Reason::UnsupportedField, error.to_string()),
         ArgsError::Invalid(_) => reject(Reason::InvalidArguments, error.to_string()),
     })?;
-    if !kind.properties().roles.contains(&context.role) {
+    if !may_run(kind.properties().roles, context.role) {
         let message = format!("a node of the role {} does not run {kind}", context.role.name());
         return Err(reject(Reason::KindNotAllowed, message));
     }
@@ -227,6 +227,11 @@ fn readable(command: &Command, context: &Context) -> Result<(Kind, Body), No> {
         ));
     }
     Ok((kind, body))
+}
+
+/// Whether a node of `role` runs a kind whose row of the table names `roles`.
+fn may_run(roles: &[Role], role: Role) -> bool {
+    roles.contains(&role)
 }
 
 /// Step 7, first row: a gateway's lie about time must not end a command, so only signed time rejects.

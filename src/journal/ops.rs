@@ -9,7 +9,7 @@ use super::core::Core;
 use super::durable::Durable;
 use super::record::{Accepted, Running, State};
 use super::rows::{self, Row};
-use crate::admission::{self, Context, Decision, JournalFacts, Known, KnownState};
+use crate::admission::{self, Admitted, Context, Decision, JournalFacts, Known, KnownState};
 use crate::failpoint;
 use crate::model::limits::UNACKED_RESULTS;
 use crate::model::{Answer, AnswerState, Command, CommandId, Done, Outcome, Reason, ServerTime, Terminal};
@@ -82,26 +82,27 @@ pub(super) fn admit(
             Admitting::Ended(done)
         }
         Decision::Admit { admitted, attempt } => {
-            let restarts = row.as_ref().is_some_and(|row| row.state == State::Running);
-            let mut written = fresh(if restarts { State::Running } else { State::Accepted }, attempt);
-            written.retry_safe = admitted.retry_safe();
-            let command = Arc::new(admitted);
             if row.is_none() {
                 core.counters.owed += 1;
             }
-            if restarts {
-                let attempt = attempt.saturating_add(1);
-                (written.attempt, written.started) = (attempt, context.now);
-                put(core, &written)?;
-                failpoint::hit(failpoint::RUN_WRITTEN);
-                Admitting::Restarted(Running { command, attempt, started: context.now })
-            } else {
-                put(core, &written)?;
-                failpoint::hit(failpoint::ACCEPT_WRITTEN);
-                Admitting::Accepted(Accepted { command, attempt })
+            let retry_safe = admitted.retry_safe();
+            if row.is_some_and(|row| row.state == State::Running) {
+                return restart(core, admitted, Row { retry_safe, ..fresh(State::Running, attempt) });
             }
+            put(core, &Row { retry_safe, ..fresh(State::Accepted, attempt) })?;
+            failpoint::hit(failpoint::ACCEPT_WRITTEN);
+            Admitting::Accepted(Accepted { command: Arc::new(admitted), attempt })
         }
     })
+}
+
+/// Writes RUNNING, with the attempt raised, for a command that an older process left running; `row` has the attempts so
+/// far, and was accepted again just now.
+fn restart(core: &Core, admitted: Admitted, row: Row) -> rusqlite::Result<Admitting> {
+    let (attempt, started) = (row.attempt.saturating_add(1), row.accepted);
+    put(core, &Row { attempt, started, ..row })?;
+    failpoint::hit(failpoint::RUN_WRITTEN);
+    Ok(Admitting::Restarted(Running { command: Arc::new(admitted), attempt, started }))
 }
 
 fn put(core: &Core, row: &Row) -> rusqlite::Result<()> {
