@@ -5,6 +5,7 @@
 //! future is a crash: nothing is said, nothing is flushed, and the journal's lock is free once its last handle is
 //! gone. There is nothing global here, no signal handler and no exit of the process, so that many nodes live in one.
 
+mod metrics;
 mod renewal;
 
 use std::collections::BTreeSet;
@@ -21,15 +22,18 @@ use tokio::sync::{mpsc, watch};
 
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::exec::{self, Executor, Lanes, ProbeFacts};
+use crate::exec::{self, Executor, Lanes, Leftovers, ProbeFacts};
 use crate::identity::{Identity, LoadError, Mark, join_again};
-use crate::journal::{self, Journal, Locked, OpenError, Recovered, WriteError};
+use crate::journal::{
+    self, Durable, EventLimits, Failed, Journal, Locked, OpenError, Reattached, Recovered, WriteError,
+};
 use crate::model::{BootId, Exit, Incarnation, JournalId, NodeId};
 use crate::session::{
     self, HelloFacts, Renewals, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox,
 };
 use crate::status::report::{self, Certificate, Report};
 use crate::status::socket::{Question, Socket};
+use crate::upkeep::{self, Conditions, Floors, FloorsError, Upkeep, failed_sync};
 use crate::wire::dsse::{Audience, Policy};
 use crate::wire::grpc::GrpcDialer;
 use crate::wire::link::{Dialer, Endpoint};
@@ -42,6 +46,9 @@ pub const WAL_BYTES: u64 = 4 << 20;
 /// A clean stop is over within 10 s: this much for Goodbye and steps under way, the rest for the journal.
 const STOP: Duration = Duration::from_secs(7);
 const CLOSE: Duration = Duration::from_secs(2);
+
+/// This very program, though its file was replaced since it started: a supervisor is of its daemon's release.
+const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// What a node is built from.
 #[derive(Clone)]
@@ -64,8 +71,14 @@ pub struct Options {
     pub boot_id: BootId,
     /// Size to which the journal's log is grown at open, bytes.
     pub wal_bytes: u64,
+    /// How many events may wait for their ack.
+    pub event_limits: EventLimits,
     /// How the journal's writer runs.
     pub journal: journal::Mode,
+    /// The program `bcd`, started again as each program's supervisor.
+    pub program: PathBuf,
+    /// What it may take of the disk.
+    pub limits: journal::Limits,
     /// Instead of gRPC with the node's identity.
     pub dialer: Option<Arc<dyn Dialer>>,
 }
@@ -83,7 +96,10 @@ impl Options {
             rng,
             boot_id,
             wal_bytes: WAL_BYTES,
+            event_limits: config.event_limits,
             journal: journal::Mode::Thread,
+            program: THIS_PROGRAM.into(),
+            limits: config.limits,
             dialer: None,
         }
     }
@@ -98,6 +114,9 @@ pub enum BuildError {
     /// Its journal cannot be opened.
     #[error(transparent)]
     Journal(#[from] OpenError),
+    /// Its floors cannot be read.
+    #[error(transparent)]
+    Floors(#[from] FloorsError),
     /// What a dead daemon left cannot be settled.
     #[error("the commands that an earlier daemon left cannot be settled")]
     Recovery(#[from] WriteError),
@@ -117,6 +136,7 @@ impl BuildError {
         match self {
             Self::Identity(error) => error.exit(),
             Self::Journal(error) => error.exit(),
+            Self::Floors(error) => error.exit(),
             Self::Recovery(_) => Exit::CannotWrite,
             Self::Tls { .. } => Exit::Configuration,
         }
@@ -131,7 +151,9 @@ pub struct Node {
     mark: Option<Mark>,
     incarnation: Incarnation,
     journal: Journal,
+    reattached: Vec<Durable<Reattached>>,
     working: WorkingClock,
+    floors: Floors,
     dialer: Arc<dyn Dialer>,
 }
 
@@ -155,18 +177,29 @@ impl Node {
                 mode: options.journal,
             },
             JournalId::random(&mut options.rng),
-        )?;
+        )?
+        .with_clock(Arc::clone(&options.clock))
+        .with_event_limits(options.event_limits)
+        .with_limits(options.limits);
         let facts = locked.facts();
+        let floors = Floors::read(&options.state)?;
+        // A lost journal takes its mark from there.
+        let time_mark = facts.mark.max(floors.server_time_mark);
         // Before recovery calls their commands interrupted: nothing may run on behind such a word.
-        let ended = exec::leftovers::end(&facts.journal_id);
-        let working = WorkingClock::new(Arc::clone(&options.clock), facts.mark, facts.signed);
-        let (journal, recovered) = locked.recover(working.signed())?;
-        log_start(&identity, &recovered, ended);
+        let leftovers = Leftovers::settle(&locked, &options.state, &options.boot_id)?;
+        let working = WorkingClock::new(Arc::clone(&options.clock), time_mark, facts.signed);
+        let (journal, recovered) =
+            locked.recover_with(working.signed(), &mut |begun| leftovers.left(begun))?;
+        log_start(&identity, &recovered, leftovers.ended);
         let dialer = match options.dialer.take() {
             Some(dialer) => dialer,
             None => grpc_dialer(&identity, &working, &options.state)?,
         };
-        Ok(Self { options, identity, mark, incarnation, journal, working, dialer })
+        if let Some(mark) = time_mark {
+            journal.note_time(mark, None);
+        }
+        let reattached = recovered.reattached;
+        Ok(Self { options, identity, mark, incarnation, journal, reattached, working, floors, dialer })
     }
 
     /// Whose node it is.
@@ -180,19 +213,23 @@ impl Node {
         let socket = self.bind_status_socket();
         let lanes = Lanes::default();
         let (say, status) = watch::channel(SessionStatus::new(self.options.clock.boot()));
+        let conditions = Conditions::new(Arc::clone(&self.options.clock));
         let (use_identity, identity) = watch::channel(self.identity.clone());
         let (end, ending) = watch::channel(None);
         let renewals = self.renewals(use_identity, end);
-        let reporter = Arc::new(self.reporter(lanes.clone(), status, identity));
+        let upkeep = self.upkeep(conditions.clone(), status.clone(), identity.clone()).run();
+        let reporter = Arc::new(self.reporter(lanes.clone(), status, conditions, identity));
+        let fatal = fatal(journal.clone(), self.options.run_dir.clone(), self.options.boot_id.clone());
         let (relayed, relay) = relay(stop, ending.clone());
         let work = self.start(lanes, say, renewals, relayed.clone());
         let exit = tokio::select! {
             biased;
-            () = journal.failed() => {
-                tracing::error!("a sync of the journal failed; the daemon ends, so that a new one reads what the disk holds");
+            failed = fatal => {
+                tracing::error!("{}", failed.detail());
                 return Exit::CannotWrite;
             }
             never = relay => match never {},
+            () = upkeep => Exit::Failed,
             () = work => Exit::Done,
             () = overdue(relayed) => {
                 tracing::warn!("the stop took too long; what is unfinished is settled at the next start");
@@ -226,13 +263,32 @@ impl Node {
             .ok()
     }
 
+    fn upkeep(
+        &self,
+        conditions: Conditions,
+        session: watch::Receiver<SessionStatus>,
+        identity: watch::Receiver<Identity>,
+    ) -> Upkeep {
+        Upkeep {
+            state: self.options.state.clone(),
+            journal: self.journal.clone(),
+            working: self.working.clone(),
+            session,
+            identity,
+            conditions,
+            floors: self.floors.clone(),
+        }
+    }
+
     fn reporter(
         &self,
         lanes: Lanes,
         session: watch::Receiver<SessionStatus>,
+        conditions: Conditions,
         identity: watch::Receiver<Identity>,
     ) -> Reporter {
         Reporter {
+            conditions,
             identity,
             join_again: join_again(&self.options.state),
             incarnation: self.incarnation.clone(),
@@ -252,6 +308,7 @@ impl Node {
         renewals: Option<Box<dyn Renewals>>,
         stop: watch::Receiver<bool>,
     ) -> impl Future<Output = ()> {
+        let metrics = metrics::run(self.journal.clone(), lanes.clone());
         let (deliver, deliveries) = mpsc::channel(session::DELIVERIES);
         let (answers, outbox) = outbox();
         let (own, state) = (&self.options.endpoints, &self.options.state);
@@ -277,6 +334,8 @@ impl Node {
                 boot_id: self.options.boot_id.clone(),
             },
             state: self.options.state,
+            program: self.options.program,
+            reattached: self.reattached,
         });
         let session = Session::new(SessionParts {
             credentials,
@@ -297,7 +356,11 @@ impl Node {
             rng: StdRng::from_rng(&mut self.options.rng),
         });
         async move {
-            tokio::join!(session.run(stop.clone()), executor.run(deliveries, stop));
+            let work = async { tokio::join!(session.run(stop.clone()), executor.run(deliveries, stop)) };
+            tokio::select! {
+                _ = work => {}
+                () = metrics => {}
+            }
         }
     }
 }
@@ -311,6 +374,9 @@ fn log_start(identity: &Identity, recovered: &Recovered, ended: usize) {
         unacked = recovered.unacked,
         "the node has recovered"
     );
+    for command in &recovered.reattached {
+        tracing::info!(id = %command.begun.id, "the program that an earlier daemon started is still running");
+    }
     if ended > 0 {
         tracing::warn!(ended, "programs that an earlier daemon had started were ended");
     }
@@ -385,8 +451,24 @@ async fn answer(socket: Option<Socket>, reporter: Arc<Reporter>) {
     }
 }
 
+/// Resolves when the process is to end because of its journal.
+async fn fatal(journal: Journal, run: Option<PathBuf>, boot: BootId) -> Failed {
+    let failed = journal.failed().await;
+    if failed == Failed::Sync {
+        let noted = tokio::task::spawn_blocking(move || failed_sync::may_exit(run.as_deref(), &boot));
+        if !noted.await.unwrap_or(false) {
+            tracing::error!(
+                "a sync of the journal failed again in this boot: the daemon runs on, admits nothing, and says so"
+            );
+            std::future::pending::<()>().await;
+        }
+    }
+    failed
+}
+
 /// What the status socket is answered from.
 struct Reporter {
+    conditions: Conditions,
     identity: watch::Receiver<Identity>,
     join_again: String,
     incarnation: Incarnation,
@@ -417,6 +499,7 @@ impl Reporter {
             (report::Node::of(&identity), identity.not_after)
         };
         let certificate = Certificate::at(not_after, server_time);
+        upkeep::observe(&self.conditions, &self.journal, &self.working, not_after, &self.join_again).await;
         Report {
             schema: report::SCHEMA,
             version: env!("CARGO_PKG_VERSION").into(),
@@ -428,7 +511,7 @@ impl Reporter {
             session: self.session.borrow().clone(),
             lanes: self.lanes.free(),
             running: self.lanes.running_ids(),
-            conditions: report::conditions(&journal, certificate, &self.join_again),
+            conditions: self.conditions.all(),
             journal: journal.ok(),
             certificate,
         }

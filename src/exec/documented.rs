@@ -1,22 +1,19 @@
 //! Holds docs/commands.md against the kinds.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use bytes::Bytes;
 use serde::de::{Deserialize, Deserializer, Error as _, Visitor, value};
 use serde_json::{Value, json};
 
-use super::cancel::Cancels;
-use super::mark::Mark;
-use super::{ProbeFacts, probe, run};
+use super::{ProbeFacts, probe};
 use crate::model::limits::{ARG_BYTES, ARGV, STREAM_BYTES};
-use crate::model::{BootId, Command, CommandId, ExecArgs, JournalId, Kind, NodeId, Role};
+use crate::model::{BootId, Command, ExecArgs, Kind, NodeId, Role};
 
 const DOCUMENT: &str = include_str!("../../docs/commands.md");
 
 /// The first two cells of each row of the tables of a kind, where the first cell is code.
-fn rows(kind: Kind) -> Vec<(Vec<&'static str>, &'static str)> {
+pub(super) fn rows(kind: Kind) -> Vec<(Vec<&'static str>, &'static str)> {
     let section =
         DOCUMENT.split("\n## ").find(|section| section.starts_with(kind.name())).expect("a section");
     let code = |cell: &'static str| cell.split('`').skip(1).step_by(2).collect::<Vec<_>>();
@@ -27,7 +24,7 @@ fn rows(kind: Kind) -> Vec<(Vec<&'static str>, &'static str)> {
         .collect()
 }
 
-fn names(kind: Kind) -> BTreeSet<&'static str> {
+pub(super) fn names(kind: Kind) -> BTreeSet<&'static str> {
     rows(kind).into_iter().flat_map(|(names, _)| names).collect()
 }
 
@@ -69,8 +66,8 @@ fn runs(args: &Value) -> bool {
     Command::parse(Bytes::from(body.to_string())).expect("a header").body(Kind::NodeExec).is_ok()
 }
 
-/// The names of a JSON object, without those that have been seen to.
-fn keys(object: &Value) -> BTreeSet<&str> {
+/// The names of a JSON object.
+pub(super) fn keys(object: &Value) -> BTreeSet<&str> {
     object.as_object().expect("an object").keys().map(String::as_str).collect()
 }
 
@@ -107,22 +104,16 @@ fn the_limits_of_node_exec_are_the_described_ones() {
     assert!(with("argv", json!(vec!["x"; ARGV])) && !with("argv", json!(vec!["x"; ARGV + 1])));
     assert!(!with("argv", json!([])) && !with("argv", json!(["x", "y".repeat(ARG_BYTES)])));
     assert!(!with("env", json!({ "BCD_X": "1" })));
+    assert!(row("memory_bytes").contains("at least 1048576"));
+    assert!(with("memory_bytes", json!(1_048_576)) && !with("memory_bytes", json!(1_048_575)));
+    for name in ["cpus", "tasks"] {
+        assert!(with(name, json!(1)) && !with(name, json!(0)), "{name}");
+    }
     assert!(with("cwd", json!("/tmp")) && !with("cwd", json!("tmp")));
 }
 
 #[tokio::test]
-async fn the_outputs_are_the_described_ones() {
-    let args: ExecArgs = serde_json::from_value(json!({ "argv": ["true"] })).expect("arguments");
-    let id = CommandId::new("c-documented").expect("an id");
-    let journal = JournalId::new(format!("j-documented-{}", std::process::id())).expect("an id");
-    let mut here = Cancels::default().enter(id.clone(), Duration::ZERO);
-    let ended = run::run(&args, &Mark::attempt(&journal, &id, 1), &mut here.cancelled).await;
-    let output: Value = serde_json::from_slice(&ended.output).expect("JSON");
-    assert!(keys(&output).is_subset(&names(Kind::NodeExec)), "{output}");
-    for name in keys(&output["stdout"]) {
-        assert!(row_of_streams().contains(&format!("`{name}`")), "{name}");
-    }
-
+async fn the_output_of_node_probe_is_the_described_one() {
     let facts = ProbeFacts {
         node_id: NodeId::new("n-1").expect("an id"),
         site: "fra1".into(),
@@ -137,8 +128,4 @@ async fn the_outputs_are_the_described_ones() {
     for name in keys(&output["state"]) {
         assert!(state.contains(&format!("`{name}`")), "{name}");
     }
-}
-
-fn row_of_streams() -> &'static str {
-    rows(Kind::NodeExec).into_iter().find(|(names, _)| names == &["stdout", "stderr"]).expect("a row").1
 }

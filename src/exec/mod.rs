@@ -3,8 +3,11 @@
 //! ```text
 //! deliveries ─▶ run ─▶ a task a delivery (at most ADMITTING before admission has answered)
 //!                        verify → admit (journal) → ACCEPTED → steps: RUNNING (journal) → begun record
-//!                          → kinds: the effect → DONE (journal) ─▶ outbox
+//!                          → kinds: the effect, or supervised: a program's → DONE (journal) ─▶ outbox
 //! ```
+//!
+//! A program runs under a process of its own (supervise/) that outlives this one; what an earlier daemon left running is
+//! waited for as what this one started (leftovers.rs, [`Attached`]).
 //!
 //! Deliveries are handled side by side, so that the journal's writer finds many to commit together. Tasks past
 //! admission are bounded by the credits: each holds one. What is promised: a command's answers leave in the order
@@ -18,8 +21,10 @@ pub mod lanes;
 pub mod leftovers;
 mod mark;
 mod probe;
-mod run;
+mod process;
 mod steps;
+pub mod supervise;
+mod supervised;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -30,12 +35,14 @@ use tokio::sync::{OwnedSemaphorePermit, RwLock, Semaphore, mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
 
 pub use lanes::Lanes;
+pub use leftovers::Leftovers;
 pub use probe::ProbeFacts;
 
-use self::cancel::Cancels;
+use self::cancel::{Cancellable, Cancels};
+use self::lanes::{Credit, InFlight};
 use crate::admission::Context;
-use crate::journal::{Admission, Journal};
-use crate::model::{Answer, AnswerState, CommandId, Digest, Kind, Reason, Role};
+use crate::journal::{Admission, Durable, Journal, Reattached};
+use crate::model::{Answer, AnswerState, CommandId, Digest, EventType, Kind, Lane, NewEvent, Reason, Role};
 use crate::session::outbox::{OutboxSender, Outgoing};
 use crate::session::working_clock::WorkingClock;
 use crate::wire::dsse::{self, Audience, Envelope, Policy};
@@ -71,12 +78,26 @@ pub struct Parts {
     pub facts: ProbeFacts,
     /// The state directory.
     pub state: PathBuf,
+    /// The program `bcd`, started again as each program's supervisor.
+    pub program: PathBuf,
+    /// Programs of earlier daemons that still run.
+    pub reattached: Vec<Durable<Reattached>>,
 }
 
 /// Takes deliveries and carries them out.
 #[derive(Debug)]
 pub struct Executor {
     shared: Arc<Shared>,
+    attached: Vec<Attached>,
+}
+
+/// A program of an earlier daemon, in flight as any other: it holds a credit, is named in Hello, and can be cancelled.
+#[derive(Debug)]
+struct Attached {
+    reattached: Durable<Reattached>,
+    cancellable: Cancellable,
+    _credit: Credit,
+    _running_here: InFlight,
 }
 
 #[derive(Debug)]
@@ -89,9 +110,12 @@ struct Shared {
 }
 
 impl Executor {
-    /// A new one.
-    pub fn new(parts: Parts) -> Self {
-        Self { shared: Arc::new(Shared { parts, cancels: Cancels::default(), steps: RwLock::new(()) }) }
+    /// A new one. What still runs is in flight when this returns: before the first Hello.
+    pub fn new(mut parts: Parts) -> Self {
+        let reattached = std::mem::take(&mut parts.reattached);
+        let shared = Shared { parts, cancels: Cancels::default(), steps: RwLock::new(()) };
+        let attached = reattached.into_iter().map(|reattached| shared.attach(reattached)).collect();
+        Self { shared: Arc::new(shared), attached }
     }
 
     /// Runs until the deliveries end. From `stop` on nothing new is admitted. Programs are neither ended nor waited
@@ -100,6 +124,10 @@ impl Executor {
         let turns = Arc::new(Semaphore::new(ADMITTING));
         let mut tasks = JoinSet::new();
         let mut stopping = false;
+        for attached in self.attached {
+            let shared = Arc::clone(&self.shared);
+            tasks.spawn(async move { steps::from_attached(&shared, attached).await });
+        }
         loop {
             tokio::select! {
                 () = stopped(&mut stop), if !stopping => {
@@ -152,6 +180,17 @@ fn report(task: Result<(), JoinError>) {
 }
 
 impl Shared {
+    fn attach(&self, reattached: Durable<Reattached>) -> Attached {
+        let id = &reattached.begun.id;
+        let lane = Kind::from_name(&reattached.begun.kind).map_or(Lane::Work, |kind| kind.properties().lane);
+        Attached {
+            cancellable: self.cancels.enter(id.clone(), self.boot()),
+            _credit: self.parts.lanes.hold(lane),
+            _running_here: self.parts.lanes.running(id.clone()),
+            reattached,
+        }
+    }
+
     async fn deliver(self: Arc<Self>, delivery: Delivery, turn: OwnedSemaphorePermit) {
         match delivery {
             Delivery::Command(frame) => self.command(frame.envelope, turn).await,
@@ -167,6 +206,7 @@ impl Shared {
         let verified = match dsse::verify_command(&envelope, &self.parts.audience, self.parts.policy) {
             Ok(verified) => verified,
             Err(refusal) => {
+                self.note_wrong_node(refusal.reason, &refusal.detail).await;
                 return self.refuse(refusal.id, refusal.body_sha256, refusal.reason, refusal.detail);
             }
         };
@@ -208,6 +248,7 @@ impl Shared {
             Err(refusal) => {
                 // The wire has no answer for it: a CommandUpdate speaks of a command's bytes, not of a cancellation's.
                 tracing::warn!(id = %command_id, reason = %refusal.reason, detail = refusal.detail, "a cancellation is refused");
+                self.note_wrong_node(refusal.reason, &refusal.detail).await;
                 return;
             }
         };
@@ -226,6 +267,17 @@ impl Shared {
             }
             Ok(None) => tracing::info!(%id, "a cancellation waits for its command"),
             Err(error) => tracing::warn!(%id, %error, "a cancelled command cannot be looked up"),
+        }
+    }
+
+    /// A body for another node is a security event; without one, where the journal cannot be written.
+    async fn note_wrong_node(&self, reason: Reason, detail: &str) {
+        if reason != Reason::WrongNode {
+            return;
+        }
+        let event = NewEvent::new(EventType::WrongNode, serde_json::json!({ "detail": detail }));
+        if let Err(error) = self.parts.journal.record(event).await {
+            tracing::warn!(%error, "a body for another node is in no event");
         }
     }
 

@@ -7,9 +7,10 @@ use bytes::Bytes;
 
 use super::dsse::{Envelope, Signature};
 use super::pb;
-use crate::model::limits::{APPROVALS, CHAIN, COMMAND_BODY_BYTES, ENTRIES, ID_BYTES, SIGNATURES, TEXT_BYTES};
+use crate::model::limits::{APPROVALS, CHAIN, COMMAND_BODY_BYTES, ENTRIES, ID_BYTES, SIGNATURES, cut_text};
 use crate::model::{
-    Answer, AnswerState, CommandId, Digest, Effect, JournalId, Lane, Outcome, Reason, ServerTime, Terminal,
+    Answer, AnswerState, CommandId, Digest, Effect, Event, EventClass, JournalId, Lane, Outcome, Reason,
+    ServerTime, Terminal,
 };
 
 /// A frame from the gateway.
@@ -86,7 +87,7 @@ pub struct Welcome {
     pub server_time: ServerTime,
     /// Clamped to 1..60 s.
     pub heartbeat_interval: Duration,
-    /// Most commands in flight; an absent lane has 0.
+    /// How many commands may be in flight; a lane without a row may have none.
     pub lane_credits: BTreeMap<Lane, u32>,
     /// The journal that `acked_event_seq` speaks of; absent when empty or not an id.
     pub journal_id: Option<JournalId>,
@@ -194,7 +195,7 @@ fn read_welcome(welcome: pb::Welcome) -> Result<Welcome, FrameError> {
 fn read_ack(ack: pb::Ack) -> Ack {
     Ack {
         heartbeat_seq: (ack.heartbeat_seq != 0).then_some(ack.heartbeat_seq),
-        events: JournalId::new(ack.journal_id).ok().map(|id| (id, ack.event_seq)),
+        events: JournalId::new(ack.journal_id).ok().map(|id| (id, ack.event_seq)).filter(|(_, seq)| *seq > 0),
         // An id that cannot be one of ours names no result. The frame's own limit bounds the list.
         result_ids: ack.result_ids.into_iter().filter_map(|id| CommandId::new(id).ok()).collect(),
     }
@@ -275,15 +276,6 @@ fn shown(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(ID_BYTES).collect()
 }
 
-/// Cut at a character, so that the text stays within the limit for texts.
-fn cut(text: &str) -> String {
-    let mut end = text.len().min(TEXT_BYTES);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text[..end].to_owned()
-}
-
 /// An answer as a frame. `detail` of a refusal goes into `message`.
 pub fn command_update(answer: &Answer) -> pb::CommandUpdate {
     let mut update = pb::CommandUpdate {
@@ -295,7 +287,7 @@ pub fn command_update(answer: &Answer) -> pb::CommandUpdate {
         AnswerState::Refused { reason, detail } => {
             update.state = pb::CommandState::Refused.into();
             update.reason = reason.token().into();
-            update.message = cut(detail);
+            update.message = cut_text(detail.as_str());
         }
         AnswerState::Accepted => update.state = pb::CommandState::Accepted.into(),
         AnswerState::Running { attempt } => {
@@ -305,6 +297,34 @@ pub fn command_update(answer: &Answer) -> pb::CommandUpdate {
         AnswerState::Done(outcome) => done_update(&mut update, outcome),
     }
     update
+}
+
+/// Events of a journal as a frame; `boot_ms` is boot time now.
+pub fn event_batch<'a>(
+    journal: &JournalId,
+    events: impl IntoIterator<Item = &'a Event>,
+    boot_ms: u64,
+) -> pb::EventBatch {
+    let one = |event: &Event| {
+        let class = match event.class {
+            EventClass::Transition => pb::EventClass::Transition,
+            EventClass::Security => pb::EventClass::Security,
+            EventClass::Log => pb::EventClass::Log,
+            EventClass::Metric => pb::EventClass::Metric,
+        };
+        let (dropped_from, dropped_to) = event.dropped.unwrap_or_default();
+        pb::Event {
+            seq: event.seq,
+            class: class.into(),
+            r#type: event.kind.clone(),
+            body: Bytes::copy_from_slice(event.body.as_bytes()),
+            at_ms: event.at_ms,
+            age_ms: event.boot_ms.map(|at| boot_ms.saturating_sub(at)),
+            dropped_from,
+            dropped_to,
+        }
+    };
+    pb::EventBatch { journal_id: journal.to_string(), events: events.into_iter().map(one).collect() }
 }
 
 fn done_update(update: &mut pb::CommandUpdate, outcome: &Outcome) {
@@ -322,7 +342,7 @@ fn done_update(update: &mut pb::CommandUpdate, outcome: &Outcome) {
     update.state = state.into();
     update.effect = effect.into();
     update.reason = outcome.reason.map(|reason| reason.token().to_owned()).unwrap_or_default();
-    update.message = cut(&outcome.message);
+    update.message = cut_text(outcome.message.as_str());
     update.attempt = outcome.attempt;
     update.started_ms = outcome.started.map_or(0, |time| time.0);
     update.finished_ms = outcome.finished.map_or(0, |time| time.0);
@@ -333,6 +353,7 @@ fn done_update(update: &mut pb::CommandUpdate, outcome: &Outcome) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::limits::TEXT_BYTES;
 
     fn welcome() -> pb::Welcome {
         pb::Welcome {

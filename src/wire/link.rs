@@ -1,4 +1,4 @@
-//! A link: four calls (open, send, receive, close with a reason), whatever the transport.
+//! A link, whatever carries it: it is opened, frames are sent and received, and it is closed.
 
 use std::time::Duration;
 

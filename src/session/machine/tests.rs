@@ -502,3 +502,17 @@ fn a_journal_that_hangs_does_not_hold_a_silent_session() {
     assert_eq!(outputs.first(), Some(&Output::Abandon));
     assert!(bench.wait() <= Duration::from_secs(2));
 }
+
+#[test]
+fn a_refusal_of_the_version_names_the_gateway_and_what_to_upgrade() {
+    for (reason, mend) in [
+        (Reason::ProtocolTooOld, "too old for the gateway gw1.lab.example:443"),
+        (Reason::ProtocolTooNew, "upgrade the gateway first"),
+    ] {
+        let mut bench = Bench::new(1);
+        bench.dialed();
+        bench.input(Input::Ended(end(EndKind::Refused, Some(reason))));
+        let detail = &bench.machine.last_end().expect("an end").end.detail;
+        assert!(detail.contains(mend) && detail.ends_with("(the peer's words)"), "{detail}");
+    }
+}
