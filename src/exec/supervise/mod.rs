@@ -131,7 +131,7 @@ fn run(job: &Job, plan: &Plan, signals: &Signals) -> End {
     let mut streams = Streams::new(limit);
     let stdin = match args.stdin() {
         Ok(bytes) => bytes,
-        Err(error) => return end::not_started(error, streams),
+        Err(error) => return end::not_started(error.to_string(), streams),
     };
     let entries = match plan.make() {
         Ok(entries) => entries,
