@@ -14,6 +14,7 @@ use toml::{Table, Value};
 
 pub use keys::{KEYS, Key, reference};
 
+use crate::journal::EventLimits;
 use crate::model::Exit;
 use crate::wire::dsse::Policy;
 use crate::wire::link::Endpoint;
@@ -38,6 +39,8 @@ pub struct Config {
     pub signatures: Policy,
     /// Kinds that this host never runs.
     pub denied: Arc<BTreeSet<String>>,
+    /// How many events may wait for their ack.
+    pub event_limits: EventLimits,
     /// Least severe level that is logged.
     pub log_level: tracing::Level,
     /// Form of the log.
@@ -160,6 +163,7 @@ impl Config {
             run: "/run/bcd".into(),
             signatures: Policy::default(),
             denied: Arc::default(),
+            event_limits: EventLimits::default(),
             log_level: tracing::Level::INFO,
             log_format: LogFormat::Text,
             sources: BTreeMap::new(),

@@ -5,6 +5,8 @@
 //! future is a crash: nothing is said, nothing is flushed, and the journal's lock is free once its last handle is
 //! gone. There is nothing global here, no signal handler and no exit of the process, so that many nodes live in one.
 
+mod metrics;
+
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +22,9 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::exec::{self, Executor, Lanes, Leftovers, ProbeFacts};
 use crate::identity::{Identity, LoadError};
-use crate::journal::{self, Durable, Journal, Locked, OpenError, Reattached, Recovered, WriteError};
+use crate::journal::{
+    self, Durable, EventLimits, Journal, Locked, OpenError, Reattached, Recovered, WriteError,
+};
 use crate::model::{BootId, Exit, Incarnation, JournalId, NodeId};
 use crate::session::{self, HelloFacts, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox};
 use crate::status::report::{self, Certificate, Report};
@@ -61,6 +65,8 @@ pub struct Options {
     pub boot_id: BootId,
     /// Size to which the journal's log is grown at open, bytes.
     pub wal_bytes: u64,
+    /// How many events may wait for their ack.
+    pub event_limits: EventLimits,
     /// How the journal's writer runs.
     pub journal: journal::Mode,
     /// The program `bcd`, started again as each program's supervisor.
@@ -82,6 +88,7 @@ impl Options {
             rng,
             boot_id,
             wal_bytes: WAL_BYTES,
+            event_limits: config.event_limits,
             journal: journal::Mode::Thread,
             program: THIS_PROGRAM.into(),
             dialer: None,
@@ -147,7 +154,9 @@ impl Node {
                 mode: options.journal,
             },
             JournalId::random(&mut options.rng),
-        )?;
+        )?
+        .with_clock(Arc::clone(&options.clock))
+        .with_event_limits(options.event_limits);
         let facts = locked.facts();
         // Before recovery calls their commands interrupted: nothing may run on behind such a word.
         let leftovers = Leftovers::settle(&locked, &options.state, &options.boot_id)?;
@@ -232,6 +241,7 @@ impl Node {
         status: watch::Sender<SessionStatus>,
         stop: watch::Receiver<bool>,
     ) -> impl Future<Output = ()> {
+        let metrics = metrics::run(self.journal.clone(), lanes.clone());
         let (deliver, deliveries) = mpsc::channel(session::DELIVERIES);
         let (answers, outbox) = outbox();
         let daemon_version = env!("CARGO_PKG_VERSION").to_owned();
@@ -279,7 +289,11 @@ impl Node {
             rng: StdRng::from_rng(&mut self.options.rng),
         });
         async move {
-            tokio::join!(session.run(stop.clone()), executor.run(deliveries, stop));
+            let work = async { tokio::join!(session.run(stop.clone()), executor.run(deliveries, stop)) };
+            tokio::select! {
+                _ = work => {}
+                () = metrics => {}
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::gateway::control::{
-    Client, ClientError, CommandView, EventView, NodeView, Request, Response, Stats,
+    Client, ClientError, CommandView, EventView, NodeEventView, NodeView, Request, Response, Stats,
 };
 use crate::model::{CommandId, Exit, NodeId};
 
@@ -73,6 +73,11 @@ enum Ctl {
         /// Goes on until it is stopped.
         #[arg(long)]
         follow: bool,
+    },
+    /// Print the events of a node.
+    NodeEvents {
+        /// Which node.
+        node: String,
     },
     /// Cancel a command.
     Cancel {
@@ -237,6 +242,7 @@ async fn command(args: Args) -> Result<Exit, CtlError> {
             if ctl.json { ctl.json_value(&nodes)? } else { show_nodes(&nodes)? }
         }
         Ctl::Events { follow } => ctl.events(follow).await?,
+        Ctl::NodeEvents { node } => ctl.node_events(&node).await?,
         Ctl::Cancel { id } => ctl.done(Request::Cancel { id }).await?,
         Ctl::Ticket { uses, ttl, site } => {
             let Response::Ticket(line) = ctl.ask(Request::Ticket { uses, ttl_s: ttl, site }).await? else {
@@ -370,6 +376,22 @@ impl Session {
             writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&output)?)?;
         }
         Ok(end(&view))
+    }
+
+    async fn node_events(&mut self, node: &str) -> Result<(), CtlError> {
+        let node = self.node(node).await?;
+        let mut after = 0;
+        loop {
+            let request = Request::NodeEvents { node: Some(node.clone()), after };
+            let Response::NodeEvents(events) = self.ask(request).await? else {
+                return Err(CtlError::Answer);
+            };
+            let Some(last) = events.last() else { return Ok(()) };
+            after = last.number;
+            for event in &events {
+                if self.json { self.json_value(event)? } else { show_node_event(event)? }
+            }
+        }
     }
 
     async fn events(&mut self, follow: bool) -> Result<(), CtlError> {
@@ -508,6 +530,15 @@ fn show_event(event: &EventView) -> Result<(), CtlError> {
         event.node,
         event.detail
     )?)
+}
+
+fn show_node_event(event: &NodeEventView) -> Result<(), CtlError> {
+    let mut out = std::io::stdout().lock();
+    if let Some((from, to)) = event.dropped {
+        writeln!(out, "{:>6}  {} events were dropped", "", to - from + 1)?;
+    }
+    let at = crate::model::ServerTime(event.at_ms);
+    Ok(writeln!(out, "{:>6}  {at}  {}  {}  {}", event.seq, event.class, event.kind, event.body)?)
 }
 
 fn show_stats(stats: &Stats) -> Result<(), CtlError> {

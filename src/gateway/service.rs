@@ -69,6 +69,14 @@ impl Service {
             let message = "a newer session of the same identity took over";
             return Err(hub.refuse(Code::Aborted, Reason::Superseded, message, None));
         }
+        if hub.is_draining() {
+            // The drain began while this Hello was on its way, and has not told it.
+            begun.live.end(super::SessionEnd::told(
+                Code::Unavailable,
+                Reason::Draining,
+                "the gateway is draining",
+            ));
+        }
         tokio::spawn(session::run(hub, begun, inbound, out, place));
         Ok(frames)
     }

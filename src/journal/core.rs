@@ -4,26 +4,30 @@
 //! commit: two deliveries of one id see each other, and a job that fails takes no neighbour with it.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rusqlite::Connection;
 use rusqlite::config::DbConfig;
 use tokio::sync::{oneshot, watch};
 
 use super::error::{WriteError, is_failed_sync};
+use super::events::{EventCounts, PendingEvents};
 use super::faults::{At, Faults};
 use super::lazy::Lazy;
 use super::lock::Lock;
 use super::rows;
+use crate::clock::Clock;
 use crate::failpoint;
 use crate::model::{BootId, CommandId, Incarnation, JournalId, ServerTime};
 
 /// What the handles read without asking the writer.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) journal_id: JournalId,
-    pub(super) birth: Option<ServerTime>,
+    /// As of the last commit.
+    pub(super) named: Mutex<Arc<Named>>,
+    /// Events as of the last commit.
+    pub(super) pending: watch::Sender<PendingEvents>,
     pub(super) last_epoch: AtomicU64,
     /// Commits that wrote something: what group commit saves is seen here.
     pub(super) commits: AtomicU64,
@@ -31,9 +35,39 @@ pub(super) struct Shared {
     pub(super) failed: watch::Sender<bool>,
 }
 
-/// Counts that must be put back when what they count is rolled back.
-#[derive(Debug, Clone, Copy)]
+impl Shared {
+    pub(super) fn named(&self) -> Arc<Named> {
+        Arc::clone(&self.named.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// What a commit has made true.
+    fn publish(&self, counters: &Counters) {
+        *self.named.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&counters.named);
+        let now = counters.events.pending();
+        self.pending.send_if_modified(|pending| std::mem::replace(pending, now) != now);
+    }
+}
+
+/// What a journal is called; an old copy is called anew.
+#[derive(Debug)]
+pub(super) struct Named {
+    pub(super) id: JournalId,
+    pub(super) birth: Option<ServerTime>,
+    /// The highest event number that can have been sent under this id.
+    pub(super) sent: AtomicU64,
+}
+
+impl Named {
+    pub(super) fn new(id: JournalId, birth: Option<ServerTime>, sent: u64) -> Arc<Self> {
+        Arc::new(Self { id, birth, sent: sent.into() })
+    }
+}
+
+/// What is kept in memory of the tables, and must be put back when the tables are rolled back.
+#[derive(Debug, Clone)]
 pub(super) struct Counters {
+    pub(super) named: Arc<Named>,
+    pub(super) events: EventCounts,
     /// Commands whose result is owed or to come.
     pub(super) owed: u64,
 }
@@ -53,6 +87,8 @@ pub(super) struct Core {
     /// Commands that an older incarnation left and no delivery has taken up.
     pub(super) left: Vec<CommandId>,
     pub(super) faults: Faults,
+    /// Stamps events.
+    pub(super) clock: Arc<dyn Clock>,
     // Last: the lock goes when the connection is closed.
     pub(super) _lock: Lock,
 }
@@ -112,10 +148,11 @@ impl Core {
             jobs.into_iter().for_each(|job| job.answer(Err(WriteError::failed_sync())));
             return Lazy::default();
         }
-        let before = self.counters;
+        let before = self.counters.clone();
         let mut jobs: Vec<Tried> = jobs.into_iter().map(|job| (job, Ok(()))).collect();
         let left = match self.transaction(&mut jobs, &lazy) {
             Ok(lazy_written) => {
+                self.shared.publish(&self.counters);
                 if lazy_written && lazy.has_acks() {
                     failpoint::hit(failpoint::TOMBSTONE);
                 }
@@ -156,7 +193,7 @@ impl Core {
         &mut self,
         work: impl FnOnce(&mut Self) -> rusqlite::Result<()>,
     ) -> rusqlite::Result<Result<(), WriteError>> {
-        let before = self.counters;
+        let before = self.counters.clone();
         self.execute("SAVEPOINT job")?;
         match self.faults.check(At::Statement).and_then(|()| work(self)) {
             Ok(()) => {
@@ -208,10 +245,11 @@ impl Core {
         &mut self,
         work: impl FnOnce(&mut Self) -> rusqlite::Result<T>,
     ) -> Result<T, WriteError> {
-        let before = self.counters;
+        let before = self.counters.clone();
         let written = self.execute("BEGIN IMMEDIATE").and_then(|()| {
             let value = work(self)?;
             self.commit()?;
+            self.shared.publish(&self.counters);
             Ok(value)
         });
         written.map_err(|error| {

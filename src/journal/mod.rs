@@ -10,6 +10,7 @@ mod disk;
 mod durable;
 pub mod ended;
 mod error;
+mod events;
 mod faults;
 mod files;
 mod handle;
@@ -36,6 +37,7 @@ pub use begun::{Begun, BegunError};
 pub use durable::Durable;
 pub use ended::Ended;
 pub use error::{OpenError, WriteError};
+pub use events::{EventLimits, PendingEvents};
 pub use faults::{At, Faults};
 pub use handle::Journal;
 pub use inspect::{InspectError, Snapshot};
@@ -43,7 +45,7 @@ pub use open::Locked;
 pub use record::{Accepted, Reattached, Running, State};
 pub use recovery::Left;
 
-use crate::model::{Answer, BootId, CommandId, Done, Incarnation, JournalId, NodeId, ServerTime};
+use crate::model::{Answer, BootId, CommandId, Done, Event, Incarnation, JournalId, NodeId, ServerTime};
 
 /// How the writer runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -121,4 +123,24 @@ pub struct Unacked {
     pub results: Vec<Durable<Done>>,
     /// Pass it as `after` for the next page; absent when this was the last one.
     pub next: Option<u64>,
+}
+
+/// A page of events.
+#[derive(Debug)]
+pub struct EventPage {
+    /// The events, in their order.
+    pub events: Vec<Durable<Event>>,
+    /// Whether more stood behind them.
+    pub more: bool,
+}
+
+/// What an ack of events means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AckOf {
+    /// Of this journal, and sent: it may be forgotten.
+    Sent,
+    /// Of another journal: it forgets nothing.
+    AnotherJournal,
+    /// Of this journal and above what it can have sent: it is a copy from before that was sent.
+    OldCopy,
 }

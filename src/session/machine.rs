@@ -15,7 +15,7 @@ use rand::rngs::StdRng;
 use self::live::Due;
 use super::backoff::{Backoff, Reaction};
 use super::working_clock::REWIND_ALLOWANCE;
-use crate::model::{CommandId, Reason, ServerTime};
+use crate::model::{CommandId, JournalId, Reason, ServerTime};
 use crate::wire::frames::{Delivery, FrameError, Inbound, Welcome};
 use crate::wire::link::{DIAL_DEADLINE, EndKind, Endpoint, LinkEnd};
 use crate::wire::version::Range;
@@ -57,6 +57,11 @@ pub enum Input {
     BadFrame(FrameError),
     /// The Welcome is in force, and durable where the journal could be written.
     Applied,
+    /// The Welcome, or an Ack of events, has shown that the journal is an old copy of itself.
+    OldCopy {
+        /// The sequence that it named.
+        acked: u64,
+    },
     /// The daemon is to stop.
     Stop,
 }
@@ -85,6 +90,8 @@ pub enum Output {
     Deliver(Delivery),
     /// These results are stored by the control plane.
     Acked(Vec<CommandId>),
+    /// Events of this journal up to this sequence are stored by the control plane, or so it says.
+    EventsAcked(JournalId, u64),
     /// Say goodbye and end the link.
     Close(Intent, Reason),
     /// Drop the dial or the link.
@@ -263,6 +270,15 @@ impl Machine {
                 }
             }
             Input::Frame(frame) => self.frame(now, frame, &mut outputs),
+            Input::OldCopy { acked } => {
+                if matches!(self.state, State::ApplyingWelcome { .. } | State::Live(_)) {
+                    let detail = format!(
+                        "the gateway has event {acked} of this journal, which was not sent yet: the journal is an \
+                         older copy and takes a new id"
+                    );
+                    self.close(now, Reason::OldCopy, detail, &mut outputs);
+                }
+            }
             Input::Opened => {
                 if let State::Dialing { endpoint, .. } = &self.state {
                     let (endpoint, deadline) = (endpoint.clone(), now.mono + WELCOME_DEADLINE);

@@ -56,6 +56,11 @@ impl Resend {
         }
     }
 
+    /// Whether results of the journal are still to be said.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.page.is_empty() || self.owed != Read::Nothing
+    }
+
     /// A result found no room: everything unacked is read again, but what was said stays said.
     pub(super) fn missed(&mut self) {
         self.owed = Read::Behind(None);

@@ -9,7 +9,8 @@ use super::dsse::{Envelope, Signature};
 use super::pb;
 use crate::model::limits::{APPROVALS, CHAIN, COMMAND_BODY_BYTES, ENTRIES, ID_BYTES, SIGNATURES, cut_text};
 use crate::model::{
-    Answer, AnswerState, CommandId, Digest, Effect, JournalId, Lane, Outcome, Reason, ServerTime, Terminal,
+    Answer, AnswerState, CommandId, Digest, Effect, Event, EventClass, JournalId, Lane, Outcome, Reason,
+    ServerTime, Terminal,
 };
 
 /// A frame from the gateway.
@@ -191,7 +192,7 @@ fn read_welcome(welcome: pb::Welcome) -> Result<Welcome, FrameError> {
 fn read_ack(ack: pb::Ack) -> Ack {
     Ack {
         heartbeat_seq: (ack.heartbeat_seq != 0).then_some(ack.heartbeat_seq),
-        events: JournalId::new(ack.journal_id).ok().map(|id| (id, ack.event_seq)),
+        events: JournalId::new(ack.journal_id).ok().map(|id| (id, ack.event_seq)).filter(|(_, seq)| *seq > 0),
         // An id that cannot be one of ours names no result. The frame's own limit bounds the list.
         result_ids: ack.result_ids.into_iter().filter_map(|id| CommandId::new(id).ok()).collect(),
     }
@@ -282,6 +283,34 @@ pub fn command_update(answer: &Answer) -> pb::CommandUpdate {
         AnswerState::Done(outcome) => done_update(&mut update, outcome),
     }
     update
+}
+
+/// Events of a journal as a frame; `boot_ms` is boot time now.
+pub fn event_batch<'a>(
+    journal: &JournalId,
+    events: impl IntoIterator<Item = &'a Event>,
+    boot_ms: u64,
+) -> pb::EventBatch {
+    let one = |event: &Event| {
+        let class = match event.class {
+            EventClass::Transition => pb::EventClass::Transition,
+            EventClass::Security => pb::EventClass::Security,
+            EventClass::Log => pb::EventClass::Log,
+            EventClass::Metric => pb::EventClass::Metric,
+        };
+        let (dropped_from, dropped_to) = event.dropped.unwrap_or_default();
+        pb::Event {
+            seq: event.seq,
+            class: class.into(),
+            r#type: event.kind.clone(),
+            body: Bytes::copy_from_slice(event.body.as_bytes()),
+            at_ms: event.at_ms,
+            age_ms: event.boot_ms.map(|at| boot_ms.saturating_sub(at)),
+            dropped_from,
+            dropped_to,
+        }
+    };
+    pb::EventBatch { journal_id: journal.to_string(), events: events.into_iter().map(one).collect() }
 }
 
 fn done_update(update: &mut pb::CommandUpdate, outcome: &Outcome) {

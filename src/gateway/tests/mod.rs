@@ -4,4 +4,5 @@ mod lab;
 
 mod commands;
 mod enrolment;
+mod events;
 mod sessions;

@@ -1,6 +1,7 @@
 //! The journal by its behaviour: a directory, processes one after another, deliveries.
 
 mod admitting;
+mod events;
 mod inspecting;
 mod opening;
 mod recovering;

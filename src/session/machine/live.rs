@@ -117,6 +117,9 @@ impl Live {
         if !ack.result_ids.is_empty() {
             outputs.push(Output::Acked(ack.result_ids));
         }
+        if let Some((journal, seq)) = ack.events {
+            outputs.push(Output::EventsAcked(journal, seq));
+        }
         let Some(seq) = ack.heartbeat_seq.filter(|seq| *seq <= self.sent) else { return false };
         self.acked_at = Some(now);
         let proves = !self.held && seq >= PROVING_HEARTBEAT;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bcd::clock::SystemClock;
 use bcd::identity::Ticket;
 use bcd::identity::join::{JournalOptions, Options as JoinOptions, join};
-use bcd::journal::{Mode, OpenError};
+use bcd::journal::{EventLimits, Mode, OpenError};
 use bcd::model::{BootId, Exit, Incarnation};
 use bcd::node::{BuildError, Node, Options};
 use bcd::wire::dsse::Policy;
@@ -30,6 +30,7 @@ fn options(state: &std::path::Path, seed: u64) -> Options {
         rng: StdRng::seed_from_u64(seed),
         boot_id: BootId::new("b-1").unwrap(),
         wal_bytes: WAL_BYTES,
+        event_limits: EventLimits::default(),
         journal: Mode::Thread,
         program: env!("CARGO_BIN_EXE_bcd").into(),
         dialer: None,
