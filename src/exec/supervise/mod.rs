@@ -156,7 +156,8 @@ fn time_limit(args: &ExecArgs) -> Duration {
     args.time_limit_s.map_or(Kind::NodeExec.properties().default_run_time, Duration::from_secs)
 }
 
-fn grace(args: &ExecArgs) -> Duration {
+/// Between SIGTERM and SIGKILL.
+pub(super) fn grace(args: &ExecArgs) -> Duration {
     args.grace_s.map_or(GRACE, Duration::from_secs)
 }
 
