@@ -18,6 +18,7 @@ mod cancel;
 mod documented;
 mod kinds;
 pub mod lanes;
+mod launch;
 pub mod leftovers;
 mod mark;
 mod probe;
