@@ -184,11 +184,13 @@ async fn ten_thousand_events_and_a_thousand_results_make_a_small_hello_and_all_a
     })
     .await;
     assert_eq!(pending(&node), 9999);
-    let (hello, mut far) = node.live().await;
+    let (hello, before, first, mut far) = node.live_after_results().await;
+    assert!(first <= 2, "held for one interval at most");
+    far.send(ack(first));
     assert!(prost::Message::encoded_len(&hello) < 300 << 10, "Hello");
     assert_eq!(hello.pending_events, 9999);
     let mut results: BTreeSet<String> =
-        hello.done_results.iter().map(|update| update.command_id.clone()).collect();
+        hello.done_results.iter().chain(&before).map(|update| update.command_id.clone()).collect();
     let (mut events, mut largest) = (Vec::new(), 0);
     while let Ok(Some(frame)) = tokio::time::timeout(Duration::from_secs(2), far.next()).await {
         match frame {
