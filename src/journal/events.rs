@@ -9,6 +9,7 @@ use rusqlite::{Connection, OptionalExtension as _, Row as SqlRow, params};
 use serde_json::json;
 
 use super::core::{Core, Named};
+use super::inspect::EventLine;
 use super::rows::{parsed, signed, unsigned};
 use crate::model::limits::EVENT_BYTES;
 use crate::model::{Event, EventClass, EventType, JournalId, NewEvent};
@@ -296,6 +297,20 @@ pub(super) fn rename(core: &mut Core, id: JournalId, gave_away: u64) -> rusqlite
     core.counters.events.acked = 0;
     let body = json!({ "former": former.as_str(), "acked": gave_away, "gaps": gaps });
     add(core, NewEvent::new(EventType::JournalOldCopy, body))
+}
+
+/// The counts, for people.
+pub(super) fn line(conn: &Connection) -> rusqlite::Result<EventLine> {
+    let counts = EventCounts::read(conn, EventLimits::default())?;
+    let dropped = conn.query_row("SELECT events_dropped FROM journal", [], |row| unsigned(row, 0))?;
+    Ok(EventLine {
+        unacked: counts.count,
+        metrics: counts.metrics,
+        bytes: counts.bytes,
+        last: counts.last,
+        acked: counts.acked,
+        dropped,
+    })
 }
 
 /// The id that the journal had before it was found to be an old copy.
