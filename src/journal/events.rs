@@ -69,7 +69,7 @@ pub struct PendingEvents {
 impl EventCounts {
     /// Reads them from an open journal.
     pub(super) fn read(conn: &Connection, limits: EventLimits) -> rusqlite::Result<Self> {
-        let sql = "SELECT count(*), coalesce(sum(length(body)), 0), coalesce(sum(class = ?), 0),
+        let sql = "SELECT count(*), coalesce(sum(octet_length(body)), 0), coalesce(sum(class = ?), 0),
             coalesce(max(seq), 0) FROM events";
         let (count, bodies, metrics, stored) = conn.query_row(sql, [EventClass::Metric], |row| {
             Ok((unsigned(row, 0)?, unsigned(row, 1)?, unsigned(row, 2)?, unsigned(row, 3)?))
@@ -195,8 +195,7 @@ pub(super) fn add(core: &mut Core, event: NewEvent) -> rusqlite::Result<()> {
 
 fn drop_oldest_metric(core: &mut Core) -> rusqlite::Result<()> {
     // The number is written out for the partial index to be used.
-    let sql =
-        "DELETE FROM events WHERE seq = (SELECT min(seq) FROM events WHERE class = 4) RETURNING length(body)";
+    let sql = "DELETE FROM events WHERE seq = (SELECT min(seq) FROM events WHERE class = 4) RETURNING octet_length(body)";
     let body: Option<u64> =
         core.conn.prepare_cached(sql)?.query_row([], |row| unsigned(row, 0)).optional()?;
     match body {
@@ -217,7 +216,7 @@ pub(super) fn forget(core: &mut Core, journal: &JournalId, acked: u64) -> rusqli
     if core.counters.named.id != *journal || acked <= counts.acked {
         return Ok(());
     }
-    let sql = "SELECT count(*), coalesce(sum(length(body)), 0), coalesce(sum(class = ?), 0) FROM events WHERE seq <= ?";
+    let sql = "SELECT count(*), coalesce(sum(octet_length(body)), 0), coalesce(sum(class = ?), 0) FROM events WHERE seq <= ?";
     let (count, bytes, metrics) =
         core.conn.prepare_cached(sql)?.query_row(params![EventClass::Metric, signed(acked)], |row| {
             Ok((unsigned(row, 0)?, unsigned(row, 1)?, unsigned(row, 2)?))

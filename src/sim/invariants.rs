@@ -258,7 +258,8 @@ mod tests {
         assert_eq!(broken(|evidence| evidence.commands[0].state = "running".into()), ["I1"]);
         assert_eq!(broken(|evidence| evidence.commands[0].terminal_changes = 2), ["I1"]);
         assert_eq!(broken(|evidence| evidence.commands.push(view("c-0", "succeeded", ""))), ["I1"]);
-        assert_eq!(broken(|evidence| evidence.commands.push(view("c-9", "succeeded", ""))), ["I1"]);
+        let unknown = |evidence: &mut Evidence| evidence.commands.push(view("c-9", "rejected", "expired"));
+        assert_eq!(broken(unknown), ["I1"]);
     }
 
     #[test]

@@ -4,8 +4,8 @@
 
 use std::fmt::Write as _;
 
-use bcd::model::{EventType, Exit};
 use bcd::model::reason::{Reason, Use};
+use bcd::model::{EventType, Exit};
 
 use crate::source::{read, root};
 
@@ -110,7 +110,8 @@ fn the_table_of_events_is_the_codes() {
         .map(|kind| format!("| `{}` | {} | {} |\n", kind.name(), kind.class().name(), kind.meaning()))
         .collect();
     if std::env::var_os("BLESS").is_some() {
-        std::fs::write(root().join(EVENTS), format!("{intro}{HEAD}{rows}")).expect("docs/events.md is writable");
+        std::fs::write(root().join(EVENTS), format!("{intro}{HEAD}{rows}"))
+            .expect("docs/events.md is writable");
         return;
     }
     assert_eq!(shown, rows, "docs/events.md is behind the code: run `make bless`");

@@ -380,3 +380,16 @@ async fn a_journal_of_the_first_schema_is_is_brought_up_to_date_and_keeps_what_i
     let events = read(&journal, 0).await;
     assert_eq!((events.len(), events[0].seq), (1, 1), "its first event is the start");
 }
+
+#[tokio::test]
+async fn bytes_are_counted_as_bytes_so_that_what_is_acked_frees_all_that_it_took() {
+    let machine = Machine::new();
+    let journal = machine.start_with(EventLimits { count: 1000, bytes: 16 << 10 });
+    for n in 1..=50 {
+        let event = NewEvent::new(EventType::SessionOpened, json!({ "gateway": "ß€".repeat(400) }));
+        journal.record(event).await.expect("written");
+        assert_eq!(pending(&journal), if n == 1 { 2 } else { 1 }, "event {n} was dropped");
+        let last = journal.pending_events().borrow().last;
+        journal.events_acked(journal.id(), last);
+    }
+}
