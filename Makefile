@@ -15,7 +15,7 @@ SIM ?= --nodes 50 --duration 20s --seed 1
 # Kills in `make crash`.
 N ?= 200
 
-.PHONY: help tools build test check sim crash bless
+.PHONY: help tools build test check sim crash bless cargodeb deb test-systemd
 
 help: ## this list
 	@echo "bcd: make TARGET"
@@ -56,6 +56,32 @@ check: tools ## formatting, lints, the production build, dependencies, borders a
 
 crash: tools ## kill -9 the real binary N times at random moments and look for a doubled effect or a lost result (N=200)
 	BCD_CRASH_KILLS=$(N) cargo test $(FEATURES) --test it -- crash::random --nocapture --test-threads 1
+
+# Pinned: the packages that it makes are held by tests/systemd and by lintian. Its own build is a debug one: seconds of
+# packing, against minutes of optimising.
+CARGO_DEB := 3.8.0
+cargodeb: tools
+	@command -v dpkg-deb >/dev/null || { \
+	  echo "make: dpkg-deb is missing (a Debian package is checked with it); on Debian: apt install dpkg" >&2; exit 1; }
+	@cargo deb --version 2>/dev/null | grep -q '$(subst .,\.,$(CARGO_DEB))' || { \
+	  echo "cargo-deb $(CARGO_DEB) is not installed: building it"; \
+	  cargo install --locked --debug --version $(CARGO_DEB) cargo-deb; }
+
+deb: cargodeb ## the Debian package of the production build, in target/debian (minutes: everything is optimised as one)
+	cargo build --profile dist --locked --bin bcd
+	rm -rf target/package && $(TARGET)/dist/bcd package-files target/package
+	cargo deb --no-build --profile dist
+	@if command -v lintian >/dev/null; then \
+	  echo "lintian --pedantic target/debian/bcd_*.deb"; lintian --pedantic --fail-on error,warning,info,pedantic target/debian/bcd_*.deb; \
+	else \
+	  echo "lintian is not installed: the package is not checked; on Debian: apt install lintian"; \
+	fi
+
+# The simulation build in a package, never to be given away: the container's gateway is in it.
+test-systemd: build cargodeb ## install, join, restart, kill, reboot, purge under a real systemd in a container (root)
+	rm -rf target/package && $(BCD) package-files target/package
+	cargo deb --quiet --no-build --profile dev --fast --strip -o target/systemd/bcd.deb
+	tests/systemd/run.sh target/systemd/bcd.deb
 
 bless: tools ## write docs/errors.md again from the tables in the code
 	BLESS=1 cargo test $(FEATURES) --test it -- docs::

@@ -3,6 +3,7 @@
 //! One table, [`KEYS`], has every key with its environment variable, default and allowed values; `bcd config show`,
 //! docs/config.md and every error message are made from it. Precedence: flag, environment, file, default.
 
+mod documents;
 mod keys;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,9 +13,10 @@ use std::sync::Arc;
 
 use toml::{Table, Value};
 
-pub use keys::{KEYS, Key, reference};
+pub use documents::{manual, reference, sample};
+pub use keys::{KEYS, Key};
 
-use crate::journal::EventLimits;
+use crate::journal::{self, EventLimits, Limits};
 use crate::model::Exit;
 use crate::wire::dsse::Policy;
 use crate::wire::link::Endpoint;
@@ -35,6 +37,8 @@ pub struct Config {
     pub state: PathBuf,
     /// The directory of the status socket.
     pub run: PathBuf,
+    /// What bcd may take of the disk.
+    pub limits: Limits,
     /// Which commands need a signature.
     pub signatures: Policy,
     /// Kinds that this host never runs.
@@ -51,6 +55,10 @@ pub struct Config {
 /// Form of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
+    /// To the journal where standard error leads there, else lines for people.
+    Auto,
+    /// To the journal, with a field of its own for each value.
+    Journald,
     /// Lines for people.
     Text,
     /// One JSON object a line.
@@ -68,6 +76,19 @@ pub enum Source {
     File(PathBuf),
     /// None of them.
     Default,
+}
+
+impl LogFormat {
+    pub(super) const ALL: [Self; 4] = [Self::Auto, Self::Journald, Self::Text, Self::Json];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Journald => "journald",
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
 }
 
 impl fmt::Display for Source {
@@ -161,11 +182,12 @@ impl Config {
             endpoints: Vec::new(),
             state: "/var/lib/bcd".into(),
             run: "/run/bcd".into(),
+            limits: Limits { state_bytes: 512 << 20, reserve_bytes: journal::RESERVE_BYTES },
             signatures: Policy::default(),
             denied: Arc::default(),
             event_limits: EventLimits::default(),
             log_level: tracing::Level::INFO,
-            log_format: LogFormat::Text,
+            log_format: LogFormat::Auto,
             sources: BTreeMap::new(),
         }
     }

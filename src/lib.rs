@@ -8,6 +8,7 @@ pub mod model;
 
 pub mod clock;
 pub mod failpoint;
+pub mod write_fault;
 
 pub mod wire;
 
@@ -17,6 +18,7 @@ pub mod log;
 pub mod node;
 pub mod state_dir;
 pub mod status;
+pub mod systemd;
 
 pub mod session;
 
@@ -25,6 +27,8 @@ pub mod admission;
 pub mod journal;
 
 pub mod exec;
+
+pub mod upkeep;
 
 pub mod identity;
 

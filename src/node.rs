@@ -1,14 +1,16 @@
 //! The composition root of `bcd node`, and of every agent of `bcd sim`.
 //!
 //! [`Node::build`] blocks: identity, journal lock, programs of a dead daemon ended, recovery. [`Node::run`] is one
-//! future that owns every task: session ⇄ executor, the status socket, the watch over the journal. Dropping that
+//! future that owns every task: session ⇄ executor, the status socket, the watch over the journal, the word to systemd. Dropping that
 //! future is a crash: nothing is said, nothing is flushed, and the journal's lock is free once its last handle is
 //! gone. There is nothing global here, no signal handler and no exit of the process, so that many nodes live in one.
 
 mod metrics;
+mod renewal;
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,17 +22,24 @@ use tokio::sync::{mpsc, watch};
 
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::exec::{self, Executor, Lanes, ProbeFacts};
-use crate::identity::{Identity, LoadError};
-use crate::journal::{self, EventLimits, Journal, Locked, OpenError, Recovered, WriteError};
+use crate::exec::{self, Executor, Lanes, Leftovers, ProbeFacts};
+use crate::identity::{Identity, LoadError, Mark, join_again};
+use crate::journal::{
+    self, Durable, EventLimits, Failed, Journal, Locked, OpenError, Reattached, Recovered, WriteError,
+};
 use crate::model::{BootId, Exit, Incarnation, JournalId, NodeId};
-use crate::session::{self, HelloFacts, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox};
+use crate::session::{
+    self, HelloFacts, Renewals, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox,
+};
 use crate::status::report::{self, Certificate, Report};
 use crate::status::socket::{Question, Socket};
+use crate::systemd::Notifier;
+use crate::upkeep::{self, Conditions, Floors, FloorsError, Upkeep, failed_sync};
 use crate::wire::dsse::{Audience, Policy};
 use crate::wire::grpc::GrpcDialer;
 use crate::wire::link::{Dialer, Endpoint};
 use crate::wire::tls::{self, BUILD_TIME, JudgeTime, Roots};
+use renewal::Renewal;
 
 /// The journal's log on a host: above SQLite's checkpoint at 1,000 pages of 4 KiB, so that commits overwrite it and
 /// never make it grow.
@@ -38,6 +47,9 @@ pub const WAL_BYTES: u64 = 4 << 20;
 /// A clean stop is over within 10 s: this much for Goodbye and steps under way, the rest for the journal.
 const STOP: Duration = Duration::from_secs(7);
 const CLOSE: Duration = Duration::from_secs(2);
+
+/// This very program, though its file was replaced since it started: a supervisor is of its daemon's release.
+const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// What a node is built from.
 #[derive(Clone)]
@@ -64,8 +76,14 @@ pub struct Options {
     pub event_limits: EventLimits,
     /// How the journal's writer runs.
     pub journal: journal::Mode,
+    /// The program `bcd`, started again as each program's supervisor.
+    pub program: PathBuf,
+    /// What it may take of the disk.
+    pub limits: journal::Limits,
     /// Instead of gRPC with the node's identity.
     pub dialer: Option<Arc<dyn Dialer>>,
+    /// Who is told that the node is ready, lives and stops.
+    pub notifier: Arc<Notifier>,
 }
 
 impl Options {
@@ -83,7 +101,10 @@ impl Options {
             wal_bytes: WAL_BYTES,
             event_limits: config.event_limits,
             journal: journal::Mode::Thread,
+            program: THIS_PROGRAM.into(),
+            limits: config.limits,
             dialer: None,
+            notifier: Arc::default(),
         }
     }
 }
@@ -97,12 +118,20 @@ pub enum BuildError {
     /// Its journal cannot be opened.
     #[error(transparent)]
     Journal(#[from] OpenError),
+    /// Its floors cannot be read.
+    #[error(transparent)]
+    Floors(#[from] FloorsError),
     /// What a dead daemon left cannot be settled.
     #[error("the commands that an earlier daemon left cannot be settled")]
     Recovery(#[from] WriteError),
     /// TLS cannot be set up with the identity.
-    #[error("the identity cannot be used for TLS; join again")]
-    Tls(#[from] rustls::Error),
+    #[error("the identity cannot be used for TLS; {}", join_again(.state))]
+    Tls {
+        /// The state directory.
+        state: PathBuf,
+        /// Why.
+        source: rustls::Error,
+    },
 }
 
 impl BuildError {
@@ -111,8 +140,9 @@ impl BuildError {
         match self {
             Self::Identity(error) => error.exit(),
             Self::Journal(error) => error.exit(),
+            Self::Floors(error) => error.exit(),
             Self::Recovery(_) => Exit::CannotWrite,
-            Self::Tls(_) => Exit::Configuration,
+            Self::Tls { .. } => Exit::Configuration,
         }
     }
 }
@@ -121,9 +151,13 @@ impl BuildError {
 pub struct Node {
     options: Options,
     identity: Identity,
+    /// Which identity.json that is; absent where the dialer is given, so that no other could be used.
+    mark: Option<Mark>,
     incarnation: Incarnation,
     journal: Journal,
+    reattached: Vec<Durable<Reattached>>,
     working: WorkingClock,
+    floors: Floors,
     dialer: Arc<dyn Dialer>,
 }
 
@@ -133,6 +167,8 @@ impl Node {
     /// # Errors
     /// See [`BuildError`].
     pub fn build(mut options: Options) -> Result<Self, BuildError> {
+        // Before the load: what replaces the file in between is found by the first look.
+        let mark = Mark::of(&options.state).filter(|_| options.dialer.is_none());
         let identity = Identity::load(&options.state)?;
         let incarnation = Incarnation::random(&mut options.rng);
         let locked = Locked::open(
@@ -147,18 +183,27 @@ impl Node {
             JournalId::random(&mut options.rng),
         )?
         .with_clock(Arc::clone(&options.clock))
-        .with_event_limits(options.event_limits);
+        .with_event_limits(options.event_limits)
+        .with_limits(options.limits);
         let facts = locked.facts();
+        let floors = Floors::read(&options.state)?;
+        // A lost journal takes its mark from there.
+        let time_mark = facts.mark.max(floors.server_time_mark);
         // Before recovery calls their commands interrupted: nothing may run on behind such a word.
-        let ended = exec::leftovers::end(&facts.journal_id);
-        let working = WorkingClock::new(Arc::clone(&options.clock), facts.mark, facts.signed);
-        let (journal, recovered) = locked.recover(working.signed())?;
-        log_start(&identity, &recovered, ended);
+        let leftovers = Leftovers::settle(&locked, &options.state, &options.boot_id)?;
+        let working = WorkingClock::new(Arc::clone(&options.clock), time_mark, facts.signed);
+        let (journal, recovered) =
+            locked.recover_with(working.signed(), &mut |begun| leftovers.left(begun))?;
+        log_start(&identity, &recovered, leftovers.ended);
         let dialer = match options.dialer.take() {
             Some(dialer) => dialer,
-            None => grpc_dialer(&identity, &working)?,
+            None => grpc_dialer(&identity, &working, &options.state)?,
         };
-        Ok(Self { options, identity, incarnation, journal, working, dialer })
+        if let Some(mark) = time_mark {
+            journal.note_time(mark, None);
+        }
+        let reattached = recovered.reattached;
+        Ok(Self { options, identity, mark, incarnation, journal, reattached, working, floors, dialer })
     }
 
     /// Whose node it is.
@@ -172,25 +217,47 @@ impl Node {
         let socket = self.bind_status_socket();
         let lanes = Lanes::default();
         let (say, status) = watch::channel(SessionStatus::new(self.options.clock.boot()));
-        let reporter = Arc::new(self.reporter(lanes.clone(), status));
-        let work = self.start(lanes, say, stop.clone());
+        let conditions = Conditions::new(Arc::clone(&self.options.clock));
+        let (use_identity, identity) = watch::channel(self.identity.clone());
+        let (end, ending) = watch::channel(None);
+        let renewals = self.renewals(use_identity, end);
+        let upkeep = self.upkeep(conditions.clone(), status.clone(), identity.clone()).run();
+        let notifier = Arc::clone(&self.options.notifier);
+        let notified = status.clone();
+        let reporter = Arc::new(self.reporter(lanes.clone(), status, conditions, identity));
+        let fatal = fatal(journal.clone(), self.options.run_dir.clone(), self.options.boot_id.clone());
+        let (relayed, relay) = relay(stop, ending.clone());
+        let work = self.start(lanes, say, renewals, relayed.clone());
         let exit = tokio::select! {
             biased;
-            () = journal.failed() => {
-                tracing::error!("a sync of the journal failed; the daemon ends, so that a new one reads what the disk holds");
+            failed = fatal => {
+                tracing::error!("{}", failed.detail());
                 return Exit::CannotWrite;
             }
+            never = relay => match never {},
+            () = upkeep => Exit::Failed,
             () = work => Exit::Done,
-            () = overdue(stop) => {
+            () = overdue(relayed.clone()) => {
                 tracing::warn!("the stop took too long; what is unfinished is settled at the next start");
                 Exit::Done
             }
             () = answer(socket, reporter) => Exit::Failed,
+            () = notifier.follow(notified, relayed.clone()) => Exit::Failed,
         };
         if tokio::time::timeout(CLOSE, journal.close()).await.is_err() {
             tracing::warn!("the journal could not be closed in time; the next start reads it all the same");
         }
-        exit
+        (*ending.borrow()).unwrap_or(exit)
+    }
+
+    fn renewals(
+        &self,
+        current: watch::Sender<Identity>,
+        end: watch::Sender<Option<Exit>>,
+    ) -> Option<Box<dyn Renewals>> {
+        let file = (self.options.state.clone(), self.mark?);
+        let own = self.options.endpoints.clone();
+        Some(Box::new(Renewal::new(file, own, self.working.clone(), current, end)))
     }
 
     fn bind_status_socket(&self) -> Option<Socket> {
@@ -203,17 +270,34 @@ impl Node {
             .ok()
     }
 
-    fn reporter(&self, lanes: Lanes, session: watch::Receiver<SessionStatus>) -> Reporter {
+    fn upkeep(
+        &self,
+        conditions: Conditions,
+        session: watch::Receiver<SessionStatus>,
+        identity: watch::Receiver<Identity>,
+    ) -> Upkeep {
+        Upkeep {
+            state: self.options.state.clone(),
+            journal: self.journal.clone(),
+            working: self.working.clone(),
+            session,
+            identity,
+            conditions,
+            floors: self.floors.clone(),
+        }
+    }
+
+    fn reporter(
+        &self,
+        lanes: Lanes,
+        session: watch::Receiver<SessionStatus>,
+        conditions: Conditions,
+        identity: watch::Receiver<Identity>,
+    ) -> Reporter {
         Reporter {
-            node: report::Node {
-                id: self.identity.node_id.clone(),
-                role: self.identity.role,
-                site: self.identity.site.clone(),
-                trust_domain: self.identity.trust_domain.clone(),
-                generation: self.identity.generation,
-                fingerprint: self.identity.fingerprint,
-            },
-            not_after: self.identity.not_after,
+            conditions,
+            identity,
+            join_again: join_again(&self.options.state),
             incarnation: self.incarnation.clone(),
             journal: self.journal.clone(),
             working: self.working.clone(),
@@ -228,11 +312,14 @@ impl Node {
         mut self,
         lanes: Lanes,
         status: watch::Sender<SessionStatus>,
+        renewals: Option<Box<dyn Renewals>>,
         stop: watch::Receiver<bool>,
     ) -> impl Future<Output = ()> {
         let metrics = metrics::run(self.journal.clone(), lanes.clone());
         let (deliver, deliveries) = mpsc::channel(session::DELIVERIES);
         let (answers, outbox) = outbox();
+        let (own, state) = (&self.options.endpoints, &self.options.state);
+        let credentials = renewal::credentials(&self.identity, own, state, self.dialer);
         let daemon_version = env!("CARGO_PKG_VERSION").to_owned();
         let executor = Executor::new(exec::Parts {
             journal: self.journal.clone(),
@@ -254,18 +341,18 @@ impl Node {
                 boot_id: self.options.boot_id.clone(),
             },
             state: self.options.state,
+            program: self.options.program,
+            reattached: self.reattached,
         });
-        let own = self.options.endpoints;
         let session = Session::new(SessionParts {
-            dialer: self.dialer,
-            endpoints: if own.is_empty() { self.identity.endpoints } else { own },
+            credentials,
+            renewals,
             hello: HelloFacts {
                 node_id: self.identity.node_id,
                 role: self.identity.role,
                 boot_id: self.options.boot_id,
                 incarnation: self.incarnation,
                 daemon_version,
-                cert_not_after: self.identity.not_after,
             },
             journal: self.journal,
             working: self.working,
@@ -294,6 +381,9 @@ fn log_start(identity: &Identity, recovered: &Recovered, ended: usize) {
         unacked = recovered.unacked,
         "the node has recovered"
     );
+    for command in &recovered.reattached {
+        tracing::info!(id = %command.begun.id, "the program that an earlier daemon started is still running");
+    }
     if ended > 0 {
         tracing::warn!(ended, "programs that an earlier daemon had started were ended");
     }
@@ -302,10 +392,15 @@ fn log_start(identity: &Identity, recovered: &Recovered, ended: usize) {
     }
 }
 
-fn grpc_dialer(identity: &Identity, working: &WorkingClock) -> Result<Arc<dyn Dialer>, rustls::Error> {
+fn grpc_dialer(
+    identity: &Identity,
+    working: &WorkingClock,
+    state: &Path,
+) -> Result<Arc<dyn Dialer>, BuildError> {
     let roots = Roots::Certificates(identity.gateway_roots.clone());
     let time = Arc::new(ServerClock(working.clone()));
-    let tls = tls::client_config(&roots, Some(Arc::clone(&identity.key)), time)?;
+    let tls = tls::client_config(&roots, Some(Arc::clone(&identity.key)), time)
+        .map_err(|source| BuildError::Tls { state: state.to_owned(), source })?;
     Ok(Arc::new(GrpcDialer::new(Arc::new(tls))))
 }
 
@@ -320,6 +415,29 @@ impl JudgeTime for ServerClock {
         let time = if heard { known } else { known.max(Some(BUILD_TIME)) };
         (tls::unix_time(time.unwrap_or(BUILD_TIME)), heard)
     }
+}
+
+/// One stop signal of two: asked for from outside, or the identity is no longer this process's.
+fn relay(
+    mut stop: watch::Receiver<bool>,
+    mut ending: watch::Receiver<Option<Exit>>,
+) -> (watch::Receiver<bool>, impl Future<Output = Infallible>) {
+    let (say, relayed) = watch::channel(false);
+    let relay = async move {
+        let foreign = async {
+            if ending.wait_for(Option::is_some).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            // A sender that is gone asks for the same.
+            _ = stop.wait_for(|stop| *stop) => {}
+            () = foreign => {}
+        }
+        say.send_replace(true);
+        std::future::pending().await
+    };
+    (relayed, relay)
 }
 
 /// Resolves when the time for a clean stop is over.
@@ -340,10 +458,34 @@ async fn answer(socket: Option<Socket>, reporter: Arc<Reporter>) {
     }
 }
 
+/// Resolves when the process is to end because of its journal.
+async fn fatal(journal: Journal, run: Option<PathBuf>, boot: BootId) -> Failed {
+    let failed = journal.failed().await;
+    if failed == Failed::Sync {
+        let noted = tokio::task::spawn_blocking(move || failed_sync::may_exit(run.as_deref(), &boot));
+        if !noted.await.unwrap_or(false) {
+            tracing::error!(
+                "a sync of the journal failed again in this boot: the daemon runs on, admits nothing, and says so"
+            );
+            std::future::pending::<()>().await;
+        }
+    }
+    failed
+}
+
+/// A document, or an object that says why there is none.
+fn answered(found: &Result<impl serde::Serialize, WriteError>) -> serde_json::Result<Vec<u8>> {
+    match found {
+        Ok(document) => serde_json::to_vec(document),
+        Err(error) => serde_json::to_vec(&serde_json::json!({ "error": error.to_string() })),
+    }
+}
+
 /// What the status socket is answered from.
 struct Reporter {
-    node: report::Node,
-    not_after: crate::model::ServerTime,
+    conditions: Conditions,
+    identity: watch::Receiver<Identity>,
+    join_again: String,
     incarnation: Incarnation,
     journal: Journal,
     working: WorkingClock,
@@ -355,9 +497,14 @@ impl Reporter {
     async fn answer(&self, question: Question) -> Vec<u8> {
         let document = match question {
             Question::Status => serde_json::to_vec(&self.report().await),
-            Question::Journal => match self.journal.snapshot().await {
-                Ok(snapshot) => serde_json::to_vec(&snapshot),
-                Err(error) => serde_json::to_vec(&serde_json::json!({ "error": error.to_string() })),
+            Question::Journal => answered(&self.journal.snapshot().await),
+            Question::Check => answered(&self.journal.check().await),
+            Question::Export(cursor) => match self.journal.export(cursor).await {
+                Ok(page) => {
+                    let next = page.next.map(|next| next.to_string());
+                    Ok(format!("{}\n{}", serde_json::json!({ "next": next }), page.lines).into_bytes())
+                }
+                error => answered(&error.map(drop)),
             },
         };
         // An empty answer is "did not answer" to whoever asked.
@@ -367,7 +514,12 @@ impl Reporter {
     async fn report(&self) -> Report {
         let journal = self.journal.snapshot().await.map(|snapshot| report::Journal::of(&snapshot));
         let server_time = self.working.now();
-        let certificate = Certificate::at(self.not_after, server_time);
+        let (node, not_after) = {
+            let identity = self.identity.borrow();
+            (report::Node::of(&identity), identity.not_after)
+        };
+        let certificate = Certificate::at(not_after, server_time);
+        upkeep::observe(&self.conditions, &self.journal, &self.working, not_after, &self.join_again).await;
         Report {
             schema: report::SCHEMA,
             version: env!("CARGO_PKG_VERSION").into(),
@@ -375,11 +527,11 @@ impl Reporter {
             incarnation: self.incarnation.clone(),
             boot_ms: u64::try_from(self.working.clock().boot().as_millis()).unwrap_or(u64::MAX),
             server_time,
-            node: self.node.clone(),
+            node,
             session: self.session.borrow().clone(),
             lanes: self.lanes.free(),
             running: self.lanes.running_ids(),
-            conditions: report::conditions(&journal, certificate),
+            conditions: self.conditions.all(),
             journal: journal.ok(),
             certificate,
         }

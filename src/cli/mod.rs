@@ -10,6 +10,7 @@ mod join;
 mod journal;
 mod kinds;
 mod node;
+mod package_files;
 #[cfg(feature = "fakehw")]
 mod sim;
 mod status;
@@ -46,6 +47,10 @@ enum Command {
     Journal(journal::Args),
     Kinds(kinds::Args),
     Config(config::Args),
+    PackageFiles(package_files::Args),
+    /// The supervisor of one program; started by the daemon alone.
+    #[command(hide = true)]
+    Supervise,
     #[cfg(feature = "fakehw")]
     Gateway(gateway::Args),
     #[cfg(feature = "fakehw")]
@@ -70,7 +75,7 @@ struct ConfigArgs {
     /// error, warn, info, debug or trace.
     #[arg(long, value_name = "LEVEL")]
     log_level: Option<String>,
-    /// text or json.
+    /// auto, journald, text or json.
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<String>,
 }
@@ -119,6 +124,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         Command::Journal(args) => journal::run(&args),
         Command::Kinds(args) => kinds::run(&args),
         Command::Config(args) => config::run(&args),
+        Command::PackageFiles(args) => package_files::run(&args),
+        Command::Supervise => Ok(crate::exec::supervise::main()),
         #[cfg(feature = "fakehw")]
         Command::Gateway(args) => Ok(gateway::run(args)),
         #[cfg(feature = "fakehw")]

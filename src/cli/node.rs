@@ -11,6 +11,7 @@ use super::{ConfigArgs, fail};
 use crate::clock::{self, SystemClock};
 use crate::model::Exit;
 use crate::node::{Node, Options};
+use crate::systemd::Notifier;
 
 /// Run the daemon: one session to a gateway, until SIGTERM.
 #[derive(Debug, clap::Args)]
@@ -22,7 +23,8 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
     let config = args.config.load_and_log()?;
     let boot_id = clock::boot_id().map_err(|error| fail(&error, Exit::Failed))?;
-    let options = Options::new(&config, Arc::new(SystemClock), StdRng::from_os_rng(), boot_id);
+    let mut options = Options::new(&config, Arc::new(SystemClock), StdRng::from_os_rng(), boot_id);
+    options.notifier = Arc::new(notifier());
     let node = Node::build(options).map_err(|error| fail(&error, error.exit()))?;
     super::runtime()?.block_on(async {
         let signals = Signals::listen().map_err(|error| fail(&error, Exit::Failed))?;
@@ -36,6 +38,15 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
         // Nobody is there to hear it only when the node has ended by itself.
         let _ = say_stop.send(true);
         Ok(run.await)
+    })
+}
+
+/// A supervisor that cannot be told is no reason not to run: it ends a unit that is never ready by itself.
+fn notifier() -> Notifier {
+    Notifier::from_environment(|name| std::env::var_os(name)).unwrap_or_else(|error| {
+        let error: &dyn std::error::Error = &error;
+        tracing::error!(error, "NOTIFY_SOCKET cannot be reached; systemd hears neither READY nor WATCHDOG");
+        Notifier::default()
     })
 }
 

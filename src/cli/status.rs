@@ -26,7 +26,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
     let config = args.config.load()?;
-    let bytes = ask(&config.run, Question::Status).map_err(|error| fail(&error, error.exit()))?;
+    let bytes = ask(&config.run, &Question::Status).map_err(|error| fail(&error, error.exit()))?;
     if args.json {
         let document: serde_json::Value = read(&bytes)?;
         super::print_json(&document)?;
@@ -94,7 +94,8 @@ fn text(report: &Report) -> String {
     };
     row("certificate", format!("{left}, until {}", certificate.not_after));
     for condition in &report.conditions {
-        row("condition", format!("{}: {}", condition.token, condition.detail));
+        let since = span(report.age(condition.since_boot_ms));
+        row("condition", format!("{} for {since}: {}", condition.token, condition.detail));
     }
     row("daemon", format!("bcd {}, pid {}, {}", report.version, report.pid, report.incarnation));
     out

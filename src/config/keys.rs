@@ -7,6 +7,7 @@ use std::sync::Arc;
 use toml::Value;
 
 use super::{Config, LogFormat};
+use crate::journal;
 use crate::wire::dsse::Policy;
 
 /// One key of bcd.toml.
@@ -41,7 +42,7 @@ impl Key {
 }
 
 /// Every key, in the order of the file.
-pub const KEYS: [Key; 9] = [
+pub const KEYS: [Key; 10] = [
     Key {
         name: "gateway.endpoints",
         variable: "BCD_GATEWAY_ENDPOINTS",
@@ -125,6 +126,18 @@ pub const KEYS: [Key; 9] = [
         show: |config| shown_number(config.event_limits.bytes),
     },
     Key {
+        name: "limits.state_bytes",
+        variable: "BCD_LIMITS_STATE_BYTES",
+        allowed: "a number of bytes, 67108864 (64 MiB) or more",
+        meaning: "most that bcd keeps in the state directory; before it is passed, commands get busy with disk",
+        is_list: false,
+        apply: |config, value| {
+            let most = journal::LEAST_STATE_BYTES..=u64::MAX;
+            number(value, most).map(|bytes| config.limits.state_bytes = bytes)
+        },
+        show: |config| shown_number(config.limits.state_bytes),
+    },
+    Key {
         name: "log.level",
         variable: "BCD_LOG",
         allowed: "error, warn, info, debug, trace",
@@ -143,20 +156,16 @@ pub const KEYS: [Key; 9] = [
     Key {
         name: "log.format",
         variable: "BCD_LOG_FORMAT",
-        allowed: "text, json",
-        meaning: "form of the log on standard error",
+        allowed: "auto, journald, text, json",
+        meaning: "form of the log: to the journal with fields, or lines or JSON on standard error; auto: the journal where standard error leads there, else text",
         is_list: false,
         apply: |config, value| {
-            config.log_format = match text(value)? {
-                "text" => LogFormat::Text,
-                "json" => LogFormat::Json,
-                _ => return Err("there is no such format".into()),
-            };
+            let text = text(value)?;
+            let known = LogFormat::ALL.into_iter().find(|format| format.name() == text);
+            config.log_format = known.ok_or("there is no such format")?;
             Ok(())
         },
-        show: |config| {
-            Value::String(if config.log_format == LogFormat::Json { "json" } else { "text" }.to_owned())
-        },
+        show: |config| Value::String(config.log_format.name().to_owned()),
     },
 ];
 
@@ -218,20 +227,4 @@ fn list(items: impl Iterator<Item = String>) -> Value {
 
 fn path(path: &Path) -> Value {
     Value::String(path.display().to_string())
-}
-
-/// The table of keys in Markdown, as docs/config.md shows it.
-pub fn reference() -> String {
-    let defaults = Config::defaults();
-    let mut out =
-        String::from("| key | variable | default | allowed | what it does |\n|---|---|---|---|---|\n");
-    for key in KEYS {
-        let default = (key.show)(&defaults);
-        // Of a production build, whichever build the text is made by.
-        let allowed = key.allowed.trim_end_matches(", none");
-        let row =
-            format!("| `{}` | `{}` | `{default}` | {allowed} | {} |\n", key.name, key.variable, key.meaning);
-        out.push_str(&row);
-    }
-    out
 }

@@ -34,7 +34,7 @@ fn a_wrong_value_names_the_key_and_what_is_allowed() {
     for (text, key, allowed) in [
         ("[log]\nlevel = \"loud\"", "log.level", "error, warn, info"),
         ("[log]\nlevel = 3", "log.level", "error, warn, info"),
-        ("[log]\nformat = \"xml\"", "log.format", "text, json"),
+        ("[log]\nformat = \"xml\"", "log.format", "auto, journald, text, json"),
         ("[paths]\nstate = \"var\"", "paths.state", "an absolute path"),
         ("[gateway]\nendpoints = \"gw:1\"", "gateway.endpoints", "a list of"),
         ("[gateway]\nendpoints = [\"gw\"]", "gateway.endpoints", "a list of"),

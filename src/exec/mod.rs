@@ -3,21 +3,29 @@
 //! ```text
 //! deliveries ─▶ run ─▶ a task a delivery (at most ADMITTING before admission has answered)
 //!                        verify → admit (journal) → ACCEPTED → steps: RUNNING (journal) → begun record
-//!                          → kinds: the effect → DONE (journal) ─▶ outbox
+//!                          → kinds: the effect, or supervised: a program's → DONE (journal) ─▶ outbox
 //! ```
+//!
+//! A program runs under a process of its own (supervise/) that outlives this one; what an earlier daemon left running is
+//! waited for as what this one started (leftovers.rs, [`Attached`]).
 //!
 //! Deliveries are handled side by side, so that the journal's writer finds many to commit together. Tasks past
 //! admission are bounded by the credits: each holds one. What is promised: a command's answers leave in the order
 //! ACCEPTED, RUNNING, result; nothing starts before RUNNING and the begun record are durable.
 
 mod cancel;
+#[cfg(test)]
+mod documented;
 mod kinds;
 pub mod lanes;
+mod launch;
 pub mod leftovers;
 mod mark;
 mod probe;
-mod run;
+mod process;
 mod steps;
+pub mod supervise;
+mod supervised;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -28,12 +36,14 @@ use tokio::sync::{OwnedSemaphorePermit, RwLock, Semaphore, mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
 
 pub use lanes::Lanes;
+pub use leftovers::Leftovers;
 pub use probe::ProbeFacts;
 
-use self::cancel::Cancels;
+use self::cancel::{Cancellable, Cancels};
+use self::lanes::{Credit, InFlight};
 use crate::admission::Context;
-use crate::journal::{Admission, Journal};
-use crate::model::{Answer, AnswerState, CommandId, Digest, EventType, Kind, NewEvent, Reason, Role};
+use crate::journal::{Admission, Durable, Journal, Reattached};
+use crate::model::{Answer, AnswerState, CommandId, Digest, EventType, Kind, Lane, NewEvent, Reason, Role};
 use crate::session::outbox::{OutboxSender, Outgoing};
 use crate::session::working_clock::WorkingClock;
 use crate::wire::dsse::{self, Audience, Envelope, Policy};
@@ -69,12 +79,26 @@ pub struct Parts {
     pub facts: ProbeFacts,
     /// The state directory.
     pub state: PathBuf,
+    /// The program `bcd`, started again as each program's supervisor.
+    pub program: PathBuf,
+    /// Programs of earlier daemons that still run.
+    pub reattached: Vec<Durable<Reattached>>,
 }
 
 /// Takes deliveries and carries them out.
 #[derive(Debug)]
 pub struct Executor {
     shared: Arc<Shared>,
+    attached: Vec<Attached>,
+}
+
+/// A program of an earlier daemon, in flight as any other: it holds a credit, is named in Hello, and can be cancelled.
+#[derive(Debug)]
+struct Attached {
+    reattached: Durable<Reattached>,
+    cancellable: Cancellable,
+    _credit: Credit,
+    _running_here: InFlight,
 }
 
 #[derive(Debug)]
@@ -87,9 +111,12 @@ struct Shared {
 }
 
 impl Executor {
-    /// A new one.
-    pub fn new(parts: Parts) -> Self {
-        Self { shared: Arc::new(Shared { parts, cancels: Cancels::default(), steps: RwLock::new(()) }) }
+    /// A new one. What still runs is in flight when this returns: before the first Hello.
+    pub fn new(mut parts: Parts) -> Self {
+        let reattached = std::mem::take(&mut parts.reattached);
+        let shared = Shared { parts, cancels: Cancels::default(), steps: RwLock::new(()) };
+        let attached = reattached.into_iter().map(|reattached| shared.attach(reattached)).collect();
+        Self { shared: Arc::new(shared), attached }
     }
 
     /// Runs until the deliveries end. From `stop` on nothing new is admitted. Programs are neither ended nor waited
@@ -98,6 +125,10 @@ impl Executor {
         let turns = Arc::new(Semaphore::new(ADMITTING));
         let mut tasks = JoinSet::new();
         let mut stopping = false;
+        for attached in self.attached {
+            let shared = Arc::clone(&self.shared);
+            tasks.spawn(async move { steps::from_attached(&shared, attached).await });
+        }
         loop {
             tokio::select! {
                 () = stopped(&mut stop), if !stopping => {
@@ -150,6 +181,17 @@ fn report(task: Result<(), JoinError>) {
 }
 
 impl Shared {
+    fn attach(&self, reattached: Durable<Reattached>) -> Attached {
+        let id = &reattached.begun.id;
+        let lane = Kind::from_name(&reattached.begun.kind).map_or(Lane::Work, |kind| kind.properties().lane);
+        Attached {
+            cancellable: self.cancels.enter(id.clone(), self.boot()),
+            _credit: self.parts.lanes.hold(lane),
+            _running_here: self.parts.lanes.running(id.clone()),
+            reattached,
+        }
+    }
+
     async fn deliver(self: Arc<Self>, delivery: Delivery, turn: OwnedSemaphorePermit) {
         match delivery {
             Delivery::Command(frame) => self.command(frame.envelope, turn).await,

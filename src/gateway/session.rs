@@ -273,10 +273,12 @@ impl Session {
         if updates.is_empty() {
             return Ok(());
         }
-        failpoint::hit(failpoint::GATEWAY_UPDATE);
+        // A crash test counts updates, however many of them happen to share a transaction.
+        let count = updates.len();
+        (0..count).for_each(|_| failpoint::hit(failpoint::GATEWAY_UPDATE));
         let (node, epoch, now) = (self.opening.node.clone(), self.live.epoch, self.hub.now());
         let effects = self.hub.store.updates(node, epoch, updates, now).await?;
-        failpoint::hit(failpoint::GATEWAY_STORED);
+        (0..count).for_each(|_| failpoint::hit(failpoint::GATEWAY_STORED));
         self.account(&effects);
         self.hub.commands_ended(&effects.ended());
         self.ack(None, effects.acks()).await
@@ -370,7 +372,10 @@ impl Session {
         };
         self.send(Out::Command(command)).await?;
         failpoint::hit(failpoint::GATEWAY_SENT);
-        Ok(())
+        match deliver.cancel {
+            Some(body) => self.send(Out::Cancel(cancel_frame(&deliver.id, body))).await,
+            None => Ok(()),
+        }
     }
 
     async fn order(&mut self, order: pb::GatewayFrame) -> Result<(), Ended> {

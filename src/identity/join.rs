@@ -89,7 +89,7 @@ pub struct Retry<'a> {
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     /// There is an identity.
-    #[error("this machine has joined already, as {node_id} ({}); to join it anew, stop bcd and move the state directory away: mv {state} {state}.old", .path.display(), state = .path.parent().unwrap_or(.path).display())]
+    #[error("this machine has joined already, as {node_id} ({}); if it is to {}", .path.display(), super::join_again_beside(.path))]
     AlreadyJoined {
         /// Its node id.
         node_id: NodeId,
@@ -172,7 +172,9 @@ fn seconds(time: &Duration) -> String {
 }
 
 fn refusal(endpoint: &Endpoint, reason: Option<Reason>, detail: &str) -> String {
-    let own = version::Range::OWN;
+    if let Some(mend) = reason.and_then(|reason| version::mend(reason, endpoint)) {
+        return mend;
+    }
     match reason {
         Some(Reason::TicketInvalid) => format!(
             "the gateway {endpoint} does not know this ticket's token; ask its control plane for a new ticket"
@@ -183,16 +185,6 @@ fn refusal(endpoint: &Endpoint, reason: Option<Reason>, detail: &str) -> String 
         Some(Reason::TicketUsed) => {
             "the ticket has been used up by other machines; ask the control plane for a new one".into()
         }
-        Some(Reason::ProtocolTooOld) => format!(
-            "this bcd is too old for the gateway {endpoint}: it speaks protocol versions {} to {}; install a newer bcd",
-            own.min(),
-            own.max()
-        ),
-        Some(Reason::ProtocolTooNew) => format!(
-            "this bcd is too new for the gateway {endpoint}: it speaks protocol versions {} to {}; upgrade the gateway first",
-            own.min(),
-            own.max()
-        ),
         Some(reason) => format!("the gateway {endpoint} refuses the join: {detail} ({reason})"),
         None => format!("the gateway {endpoint} refuses the join: {detail}"),
     }

@@ -3,15 +3,20 @@ use crate::model::ServerTime;
 use stored::{Der, KeyName, Pending};
 
 /// A state directory with an identity whose parts fit together, and what it was made from.
-struct Fixture {
+pub(crate) struct Fixture {
     temp: tempfile::TempDir,
     dir: StateDir,
     stored: StoredIdentity,
 }
 
 impl Fixture {
-    fn state(&self) -> PathBuf {
+    pub(crate) fn state(&self) -> PathBuf {
         self.temp.path().join("state")
+    }
+
+    /// Replaces the identity by another of the same key.
+    pub(crate) fn replace(&self, uris: [&str; 2], generation: u64) {
+        stored(&self.dir, &self.stored.key.0, uris, generation).write(&self.dir).unwrap();
     }
 
     fn identity(&self) -> PathBuf {
@@ -31,25 +36,29 @@ impl Fixture {
     }
 }
 
-const URIS: [&str; 2] = ["spiffe://lab.example/node/fra1/n-1", "urn:bc:role:host"];
+pub(crate) const URIS: [&str; 2] = ["spiffe://lab.example/node/fra1/n-1", "urn:bc:role:host"];
 
-fn joined() -> Fixture {
+pub(crate) fn joined() -> Fixture {
     let temp = tempfile::tempdir().unwrap();
     let dir = StateDir::ensure(&temp.path().join("state")).unwrap();
     let key = NodeKey::generate().unwrap();
     key.store(&dir).unwrap();
-    let certificate = certificate::tests::certificate(&key_pair(&dir, &key.spki()), &URIS);
+    let stored = stored(&dir, &key.spki(), URIS, 1);
+    stored.write(&dir).unwrap();
+    Fixture { temp, dir, stored }
+}
+
+fn stored(dir: &StateDir, key: &Digest, uris: [&str; 2], generation: u64) -> StoredIdentity {
+    let certificate = certificate::tests::certificate(&key_pair(dir, key), &uris);
     let accepted = Accepted {
         leaf: Leaf::read(&certificate).unwrap(),
-        generation: 1,
+        generation,
         chain: vec![certificate.clone()],
         gateway_roots: vec![certificate],
         endpoints: vec!["gw1.lab.example:443".parse().unwrap()],
         server_time: ServerTime(1),
     };
-    let stored = StoredIdentity::new(&accepted);
-    stored.write(&dir).unwrap();
-    Fixture { temp, dir, stored }
+    StoredIdentity::new(&accepted)
 }
 
 fn key_pair(dir: &StateDir, spki: &Digest) -> rcgen::KeyPair {
@@ -144,4 +153,34 @@ fn a_pending_join_reads_back() {
     let pending = Pending::new(Digest::of(b"key"), Digest::of(b"token"));
     pending.write(&fixture.dir).unwrap();
     assert_eq!(Pending::read(&fixture.dir).unwrap(), Some(pending));
+}
+
+#[test]
+fn an_identity_file_that_cannot_be_written_is_told_with_its_path_and_leaves_the_old_one_whole() {
+    use crate::write_fault::{Point, arm};
+    let fixture = joined();
+    let before = std::fs::read(fixture.identity()).unwrap();
+    let mut changed = fixture.stored.clone();
+    changed.generation = 2;
+    for point in Point::STATE {
+        for (errno, hint) in
+            [(5, ""), (28, "free some space"), (122, "free some space"), (30, "remount"), (24, "")]
+        {
+            let fault = arm(&fixture.state(), point, errno);
+            let error = changed.write(&fixture.dir).unwrap_err();
+            let text = format!("{error} {:?}", std::error::Error::source(&error));
+            assert!(text.contains(hint) && text.contains(&*fixture.state().to_string_lossy()), "{text}");
+            let key = NodeKey::generate().unwrap();
+            // A key is a new file: it is never renamed.
+            if point != Point::StateRename {
+                key.store(&fixture.dir).unwrap_err();
+            }
+            drop(fault);
+            // The rename of the last point had happened, and only its durability is not known.
+            let now = std::fs::read(fixture.identity()).unwrap();
+            assert!(now == before || point == Point::StateDirSync, "{}: {errno}", point.name());
+            fixture.stored.write(&fixture.dir).unwrap();
+            assert_eq!(fixture.load().unwrap().generation, 1);
+        }
+    }
 }

@@ -11,15 +11,19 @@ use rusqlite::Connection;
 use rusqlite::config::DbConfig;
 use tokio::sync::{oneshot, watch};
 
-use super::error::{WriteError, is_failed_sync};
+use super::error::{WriteError, failed_sync, is_failed_sync, system_errno};
 use super::events::{EventCounts, PendingEvents};
 use super::faults::{At, Faults};
 use super::lazy::Lazy;
 use super::lock::Lock;
+use super::rescue::{self, Failed, Identity};
+use super::room::Room;
 use super::rows;
-use crate::clock::Clock;
+use super::trouble::{Source, Trouble, Troubles};
+use crate::clock::{Clock, SystemClock};
 use crate::failpoint;
-use crate::model::{BootId, CommandId, Incarnation, JournalId, ServerTime};
+use crate::model::{BootId, CommandId, Incarnation, JournalId, Reason, ServerTime};
+use crate::write_fault::{self, Point};
 
 /// What the handles read without asking the writer.
 #[derive(Debug)]
@@ -31,8 +35,10 @@ pub(super) struct Shared {
     pub(super) last_epoch: AtomicU64,
     /// Commits that wrote something: what group commit saves is seen here.
     pub(super) commits: AtomicU64,
-    /// True once a sync has failed.
-    pub(super) failed: watch::Sender<bool>,
+    /// Why nothing more is written; absent while all is well.
+    pub(super) failed: watch::Sender<Option<Failed>>,
+    pub(super) troubles: Troubles,
+    pub(super) room: Room,
 }
 
 impl Shared {
@@ -89,6 +95,8 @@ pub(super) struct Core {
     pub(super) faults: Faults,
     /// Stamps events.
     pub(super) clock: Arc<dyn Clock>,
+    /// The file that is open; absent where it is not the kernel's.
+    pub(super) open: Option<Identity>,
     // Last: the lock goes when the connection is closed.
     pub(super) _lock: Lock,
 }
@@ -137,15 +145,58 @@ impl<T: Send, F: FnOnce(&mut Core) -> rusqlite::Result<T> + Send> Job for Call<T
 }
 
 impl Core {
-    fn poisoned(&self) -> bool {
+    fn poisoned(&self) -> Option<Failed> {
         *self.shared.failed.borrow()
+    }
+
+    /// Nothing more is written by this process, its last checkpoint included.
+    fn poison(&self, failed: Failed) {
+        tracing::error!("{}", failed.detail());
+        if let Err(error) = self.conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true) {
+            tracing::warn!(%error, "the last checkpoint cannot be prevented");
+        }
+        self.shared
+            .troubles
+            .set(Source::Journal, Trouble { why: Reason::IoError, detail: failed.detail().into() });
+        self.shared.failed.send_replace(Some(failed));
+    }
+
+    /// Ends the journal when its file was taken away, and puts it back for the next process.
+    fn look_for_file(&self) {
+        if self.open.is_none_or(|open| !rescue::displaced(&self.db, open)) {
+            return;
+        }
+        let rescued = rescue::put_back(&self.conn, &self.db, SystemClock.wall_ms() / 1000);
+        if let Err(error) = &rescued {
+            tracing::error!(error = format!("{error:#}"), "journal.db is gone and cannot be put back");
+        }
+        self.poison(Failed::Displaced { rescued: rescued.is_ok() });
+    }
+
+    /// What the journal has in use, bytes: pages that are free again are used before the file grows.
+    pub(super) fn bytes(&self) -> rusqlite::Result<u64> {
+        let number = |sql| self.conn.prepare_cached(sql)?.query_row([], |row| rows::unsigned(row, 0));
+        let pages = number("PRAGMA page_count")?.saturating_sub(number("PRAGMA freelist_count")?);
+        let log = super::files::wal_of(&self.db).metadata().map_or(0, |meta| meta.len());
+        Ok(pages.saturating_mul(number("PRAGMA page_size")?).saturating_add(log))
+    }
+
+    /// Why no command is to be taken on, if there is a why.
+    pub(super) fn hindrance(&self) -> rusqlite::Result<Option<Reason>> {
+        let room = self.shared.room.look(self.bytes()?);
+        if let Some(trouble) = &room {
+            self.shared.troubles.set(Source::Room, trouble.clone());
+        }
+        let files = || self.shared.troubles.of(Source::Files);
+        Ok(room.or_else(files).map(|trouble| trouble.why))
     }
 
     /// Runs `jobs` and writes `lazy` in one transaction, and answers. Gives back what of `lazy` is still to be
     /// written.
     pub(super) fn run_batch(&mut self, jobs: Vec<Box<dyn Job>>, lazy: Lazy) -> Lazy {
-        if self.poisoned() {
-            jobs.into_iter().for_each(|job| job.answer(Err(WriteError::failed_sync())));
+        self.look_for_file();
+        if let Some(failed) = self.poisoned() {
+            jobs.into_iter().for_each(|job| job.answer(Err(WriteError::ended(failed))));
             return Lazy::default();
         }
         let before = self.counters.clone();
@@ -184,6 +235,7 @@ impl Core {
         self.commit()?;
         if self.conn.total_changes() > changes {
             self.shared.commits.fetch_add(1, Ordering::Relaxed);
+            self.shared.troubles.clear(Source::Journal);
         }
         Ok(lazy_written)
     }
@@ -216,6 +268,7 @@ impl Core {
 
     fn commit(&mut self) -> rusqlite::Result<()> {
         self.faults.check(At::Commit)?;
+        write_fault::check(Point::JournalSync, &self.db).map_err(|error| failed_sync(&error))?;
         self.execute("COMMIT")
     }
 
@@ -233,11 +286,19 @@ impl Core {
 
     /// The words for those who wait; a failed sync is the last thing that this process writes.
     fn judge(&self, error: &rusqlite::Error) -> WriteError {
-        if is_failed_sync(error) {
-            tracing::error!(%error, "a sync of the journal failed: nothing more is written by this process");
-            self.shared.failed.send_replace(true);
+        let judged = WriteError::of(error, system_errno(&self.conn, error));
+        // Another error is one of the operation, not of the disk.
+        if error.sqlite_error().is_some() {
+            let trouble = Trouble { why: judged.why, detail: judged.to_string() };
+            self.shared.troubles.set(Source::Journal, trouble);
         }
-        WriteError::of(error)
+        if is_failed_sync(error) {
+            tracing::error!(%error, "a sync of the journal failed");
+            self.poison(Failed::Sync);
+        } else if judged.why == Reason::Disk && self.shared.room.release() {
+            tracing::warn!("the disk is full: the reserve was given back, for the results that are owed");
+        }
+        judged
     }
 
     /// Runs `work` in a transaction of its own.
@@ -268,12 +329,10 @@ impl Core {
     /// Before the connection is closed: carries the log into the file, so that a clean stop leaves one file. After a
     /// failed sync nothing is carried anywhere; the next process reads what really reached the disk.
     pub(super) fn end(&self) {
-        let result = if self.poisoned() {
-            self.conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map(|_| ())
-        } else {
-            self.conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
-        };
-        if let Err(error) = result {
+        if self.poisoned().is_some() {
+            return;
+        }
+        if let Err(error) = self.conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())) {
             tracing::warn!(%error, "the last checkpoint failed; the log is read at the next start");
         }
     }
@@ -283,9 +342,9 @@ impl Core {
         use crate::model::limits::TOMBSTONE_GRACE;
         // Bounded, so that no batch waits behind a mass of them; the rest goes with the next.
         const AT_ONCE: u32 = 256;
-        for id in rows::stale_tombstones(&self.conn, signed.minus(TOMBSTONE_GRACE), AT_ONCE)? {
+        for (id, attempt) in rows::stale_tombstones(&self.conn, signed.minus(TOMBSTONE_GRACE), AT_ONCE)? {
             // The record first: without its row it would be taken for a command of a lost journal.
-            match super::begun::remove(&self.state, &id) {
+            match super::begun::remove(&self.state, &id, attempt) {
                 Ok(()) => rows::forget(&self.conn, &id)?,
                 Err(error) => {
                     tracing::warn!(%id, %error, "a begun record cannot be removed; its tombstone stays")

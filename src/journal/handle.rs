@@ -6,18 +6,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde_json::json;
 use tokio::sync::{oneshot, watch};
 
+use super::check::{self, Check};
 use super::core::{Call, Core, Shared};
 use super::durable::Durable;
 use super::error::WriteError;
 use super::events::{self, PendingEvents};
+use super::export::{self, Cursor, Page};
 use super::inspect::{self, Snapshot};
 use super::lazy::Lazy;
-use super::record::{Accepted, Running};
+use super::record::{Accepted, Reattached, Running};
+use super::rescue::Failed;
+use super::trouble::{Source, Trouble};
 use super::writer::Queue;
-use super::{AckOf, Admission, EventPage, Mode, Unacked, ops};
+use super::{AckOf, Admission, EventPage, Mode, Unacked, Vitals, ops};
 use crate::admission::Context;
 use crate::failpoint;
-use crate::model::{Command, CommandId, Done, EventType, JournalId, NewEvent, Outcome, Reason, ServerTime};
+use crate::model::{
+    Command, CommandId, Digest, Done, EventType, JournalId, NewEvent, Outcome, Reason, ServerTime,
+};
 use crate::wire::dsse::Verified;
 
 /// The writer's handle. When the last clone is dropped without [`Journal::close`], the writer ends as in a crash: what
@@ -132,10 +138,22 @@ impl Journal {
         command: Durable<Running>,
         outcome: Outcome,
     ) -> Result<Durable<Done>, (Durable<Running>, Outcome, WriteError)> {
-        match self.write_done(command.command.command(), outcome).await {
+        match self.write_done(whose(command.command.command()), outcome).await {
             Ok(done) => Ok(done),
             Err((outcome, error)) => Err((command, outcome, error)),
         }
+    }
+
+    /// Writes DONE for a command whose process outlived an older daemon.
+    ///
+    /// # Errors
+    /// Nothing was written; the outcome is given back.
+    pub async fn finish_reattached(
+        &self,
+        command: &Durable<Reattached>,
+        outcome: Outcome,
+    ) -> Result<Durable<Done>, (Outcome, WriteError)> {
+        self.write_done((command.begun.id.clone(), command.begun.body_sha256), outcome).await
     }
 
     /// Writes DONE for a command that was never started (cancelled).
@@ -147,7 +165,7 @@ impl Journal {
         command: Durable<Accepted>,
         outcome: Outcome,
     ) -> Result<Durable<Done>, (Durable<Accepted>, Outcome, WriteError)> {
-        match self.write_done(command.command.command(), outcome).await {
+        match self.write_done(whose(command.command.command()), outcome).await {
             Ok(done) => Ok(done),
             Err((outcome, error)) => Err((command, outcome, error)),
         }
@@ -155,11 +173,10 @@ impl Journal {
 
     async fn write_done(
         &self,
-        command: &Command,
+        (id, body_sha256): (CommandId, Digest),
         outcome: Outcome,
     ) -> Result<Durable<Done>, (Outcome, WriteError)> {
-        let done =
-            Arc::new(Done { id: command.header.id.clone(), body_sha256: command.body_sha256, outcome });
+        let done = Arc::new(Done { id, body_sha256, outcome });
         let job = Arc::clone(&done);
         let written = self.submit(move |core| ops::finish(core, &job.id, &job.outcome)).await;
         let done = Arc::unwrap_or_clone(done);
@@ -302,18 +319,87 @@ impl Journal {
         self.submit(|core| inspect::snapshot(&core.conn, &core.db)).await
     }
 
+    /// A page of everything, for people.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub async fn export(&self, cursor: Cursor) -> Result<Page, WriteError> {
+        self.submit(move |core| export::page(&core.conn, &core.db, &core.state, &cursor)).await
+    }
+
+    /// Whether it is sound.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub async fn check(&self) -> Result<Check, WriteError> {
+        self.submit(|core| check::check(&core.conn, &core.db, &core.state)).await
+    }
+
+    /// What the conditions are made from.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub async fn vitals(&self) -> Result<Vitals, WriteError> {
+        let owed = self.submit(|core| Ok(core.counters.owed)).await?;
+        Ok(Vitals { owed, birth: self.birth() })
+    }
+
     /// Commits so far that wrote something.
     pub fn commits(&self) -> u64 {
         self.shared.commits.load(Ordering::Relaxed)
     }
 
-    /// Returns once a sync has failed: the process is to exit, and a new one to read what really reached the disk.
-    /// Until then every call is answered `io-error`. Never returns otherwise.
-    pub async fn failed(&self) {
-        let mut failed: watch::Receiver<bool> = self.shared.failed.subscribe();
-        if failed.wait_for(|failed| *failed).await.is_err() {
-            std::future::pending().await
+    /// Returns once the journal takes no more writes, with the why: the process is to exit, and a new one to read what
+    /// the disk holds. Until then every call is answered `io-error`. Never returns otherwise.
+    pub async fn failed(&self) -> Failed {
+        let mut failed: watch::Receiver<Option<Failed>> = self.shared.failed.subscribe();
+        match failed.wait_for(Option::is_some).await.map(|failed| *failed) {
+            Ok(Some(failed)) => failed,
+            _ => std::future::pending().await,
         }
+    }
+
+    /// What hinders writes now, one of each why.
+    pub fn troubles(&self) -> Vec<Trouble> {
+        self.shared.troubles.all()
+    }
+
+    /// Returns when trouble has come or gone since the last call. For one caller.
+    pub async fn troubles_changed(&self) {
+        self.shared.troubles.changed().await;
+    }
+
+    /// A file beside the journal could not be written (or, with nothing, was): until one is, what needs one is refused.
+    pub fn file_written(&self, trouble: Option<Trouble>) {
+        match trouble {
+            Some(trouble) => self.shared.troubles.set(Source::Files, trouble),
+            None => self.shared.troubles.clear(Source::Files),
+        }
+    }
+
+    /// Counts the state directory anew. Blocks.
+    pub fn count_files(&self) {
+        self.shared.room.count();
+    }
+
+    /// Looks whether there is room again, and makes the reserve where it is missing. Blocks.
+    pub fn make_room(&self) -> Option<Trouble> {
+        self.shared.room.reserve().err()
+    }
+
+    /// Looks whether the journal's file and its room are there; with `writes`, also whether a write is taken, which
+    /// ends what stood against it.
+    ///
+    /// # Errors
+    /// A write was asked for and did not happen.
+    pub async fn look(&self, writes: bool) -> Result<(), WriteError> {
+        self.submit(move |core| {
+            if core.hindrance()?.is_none() {
+                core.shared.troubles.clear(Source::Room);
+            }
+            if writes { ops::rewrite_head(core) } else { Ok(()) }
+        })
+        .await
     }
 
     /// Writes what rides lazily, checkpoints and closes; the lock is free when it returns. Later calls fail with
@@ -342,4 +428,8 @@ impl Journal {
             }
         }
     }
+}
+
+fn whose(command: &Command) -> (CommandId, Digest) {
+    (command.header.id.clone(), command.body_sha256)
 }

@@ -5,11 +5,14 @@
 //! `Durable<Running>`, and a result leaves only as `Durable<Done>`.
 
 pub mod begun;
+pub mod check;
 mod core;
 mod disk;
 mod durable;
+pub mod ended;
 mod error;
 mod events;
+pub mod export;
 mod faults;
 mod files;
 mod handle;
@@ -20,9 +23,12 @@ mod open;
 mod ops;
 pub mod record;
 pub mod recovery;
+mod rescue;
+mod room;
 mod rows;
 mod schema;
 mod settings;
+mod trouble;
 mod writer;
 
 #[cfg(all(test, feature = "fakehw"))]
@@ -34,13 +40,18 @@ use std::path::PathBuf;
 
 pub use begun::{Begun, BegunError};
 pub use durable::Durable;
+pub use ended::Ended;
 pub use error::{OpenError, WriteError};
 pub use events::{EventLimits, PendingEvents};
 pub use faults::{At, Faults};
 pub use handle::Journal;
 pub use inspect::{InspectError, Snapshot};
 pub use open::Locked;
-pub use record::{Accepted, Running, State};
+pub use record::{Accepted, Reattached, Running, State};
+pub use recovery::Left;
+pub use rescue::Failed;
+pub use room::{LEAST_STATE_BYTES, Limits, RESERVE_BYTES};
+pub use trouble::{Source, Trouble, why};
 
 use crate::model::{Answer, BootId, CommandId, Done, Event, Incarnation, JournalId, NodeId, ServerTime};
 
@@ -94,6 +105,8 @@ pub struct Recovered {
     pub interrupted: Vec<CommandId>,
     /// Commands that wait for a redelivery.
     pub waiting: Vec<CommandId>,
+    /// Commands that go on under this incarnation: somebody must wait for their ends.
+    pub reattached: Vec<Durable<Reattached>>,
     /// Results not yet acked.
     pub unacked: u64,
 }
@@ -109,6 +122,15 @@ pub enum Admission {
     Accepted(Durable<Accepted>),
     /// Left RUNNING by an older incarnation, retry-safe: running again, attempt raised.
     Restarted(Durable<Running>),
+}
+
+/// Of an open journal, for its conditions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Vitals {
+    /// Results that are owed or to come.
+    pub owed: u64,
+    /// Its birth, when it has one.
+    pub birth: Option<ServerTime>,
 }
 
 /// A page of unacked results.

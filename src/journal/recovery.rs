@@ -13,8 +13,21 @@ pub struct Found {
     pub begun: bool,
     /// Executions so far.
     pub executions: u32,
+    /// What is left of a process of its own.
+    pub left: Left<()>,
     /// Signed time has passed not_after.
     pub expired: bool,
+}
+
+/// What is left of the process that carried a command out; `O` is how it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left<O> {
+    /// Nothing: there was none, or it is gone without a word.
+    Nothing,
+    /// It is alive and will write how it ended.
+    Alive,
+    /// It wrote how it ended.
+    Ended(O),
 }
 
 /// What it becomes.
@@ -28,6 +41,10 @@ pub enum Becomes {
     WaitsRunning,
     /// DONE, REJECTED `expired`: nothing had begun.
     Expired,
+    /// RUNNING under the new incarnation: its process is alive.
+    Reattached,
+    /// DONE, with the outcome that its process wrote.
+    Ended,
     /// DONE, FAILED `interrupted`: nobody knows how far it came.
     Interrupted,
 }
@@ -35,6 +52,12 @@ pub enum Becomes {
 /// Decides.
 pub fn becomes(found: Found) -> Becomes {
     let begun = found.begun || found.executions > 0;
+    match (found.row, found.left) {
+        (Some(State::Done | State::Tombstone), _) => return Becomes::Stays,
+        (_, Left::Ended(())) => return Becomes::Ended,
+        (_, Left::Alive) => return Becomes::Reattached,
+        (_, Left::Nothing) => {}
+    }
     match (found.row, begun, found.retry_safe, found.expired) {
         (Some(State::Done | State::Tombstone), _, _, _) => Becomes::Stays,
         (Some(State::Accepted), false, _, false) => Becomes::WaitsAccepted,
@@ -46,8 +69,9 @@ pub fn becomes(found: Found) -> Becomes {
             Becomes::Interrupted
         }
         (Some(State::Running), _, false, _) | (Some(State::Accepted), true, false, _) => Becomes::Interrupted,
-        // Only what may not run twice has a record, and what a record tells of may have had its effect.
-        (None, _, _, _) => Becomes::Interrupted,
+        // What a record tells of may have had its effect.
+        (None, _, true, false) => Becomes::WaitsRunning,
+        (None, _, true, true) | (None, _, false, _) => Becomes::Interrupted,
     }
 }
 
@@ -55,8 +79,14 @@ pub fn becomes(found: Found) -> Becomes {
 mod tests {
     use super::*;
 
-    const ACCEPTED: Found =
-        Found { row: Some(State::Accepted), retry_safe: false, begun: false, executions: 0, expired: false };
+    const ACCEPTED: Found = Found {
+        row: Some(State::Accepted),
+        retry_safe: false,
+        begun: false,
+        executions: 0,
+        left: Left::Nothing,
+        expired: false,
+    };
     const RUNNING: Found = Found { row: Some(State::Running), executions: 1, ..ACCEPTED };
 
     #[test]
@@ -106,11 +136,40 @@ mod tests {
     }
 
     #[test]
+    fn a_program_whose_supervisor_lives_stays_running_whatever_the_row_says() {
+        for row in [Some(State::Accepted), Some(State::Running), None] {
+            for (retry_safe, expired) in [(false, false), (false, true), (true, false), (true, true)] {
+                let found = Found { row, begun: true, retry_safe, expired, left: Left::Alive, ..RUNNING };
+                assert_eq!(becomes(found), Becomes::Reattached, "{found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_program_that_ended_while_no_daemon_ran_has_the_outcome_that_was_written() {
+        for row in [Some(State::Accepted), Some(State::Running), None] {
+            for (retry_safe, expired) in [(false, false), (false, true), (true, false), (true, true)] {
+                let found = Found { row, begun: true, retry_safe, expired, left: Left::Ended(()), ..RUNNING };
+                assert_eq!(becomes(found), Becomes::Ended, "{found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_record_of_a_retry_safe_program_without_a_row_waits_for_a_redelivery() {
+        let found = Found { row: None, begun: true, retry_safe: true, ..RUNNING };
+        assert_eq!(becomes(found), Becomes::WaitsRunning);
+        assert_eq!(becomes(Found { expired: true, ..found }), Becomes::Interrupted);
+    }
+
+    #[test]
     fn a_result_and_a_tombstone_stay_as_they_are() {
         for row in [State::Done, State::Tombstone] {
             for expired in [false, true] {
-                let found = Found { row: Some(row), begun: true, expired, ..RUNNING };
-                assert_eq!(becomes(found), Becomes::Stays);
+                for left in [Left::Nothing, Left::Alive, Left::Ended(())] {
+                    let found = Found { row: Some(row), begun: true, expired, left, ..RUNNING };
+                    assert_eq!(becomes(found), Becomes::Stays);
+                }
             }
         }
     }

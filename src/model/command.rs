@@ -2,7 +2,7 @@
 //! whole body strictly later, so that an unknown field ends as REJECTED with the command's id.
 
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::ids::{CommandId, Digest, NodeId};
@@ -43,6 +43,17 @@ pub struct Command {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the command's body has no readable header: {0}")]
 pub struct BadHeader(String);
+
+/// An argument whose value cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct BadArgument(String);
+
+impl From<BadArgument> for StrictError {
+    fn from(error: BadArgument) -> Self {
+        Self::Invalid(error.0)
+    }
+}
 
 /// A body that cannot be run as it stands.
 pub type ArgsError = StrictError;
@@ -130,7 +141,7 @@ impl Args {
             Kind::NodeProbe => strict::parse(json).map(Self::Probe),
             Kind::NodeExec => {
                 let args: ExecArgs = strict::parse(json)?;
-                args.check().map_err(StrictError::Invalid)?;
+                args.check()?;
                 Ok(Self::Exec(Box::new(args)))
             }
         }
@@ -158,7 +169,7 @@ impl Args {
 pub struct ProbeArgs {}
 
 /// A program to run.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecArgs {
     /// The program (an absolute path, or a name found in PATH) and its arguments. Never a shell unless it
     /// names one.
@@ -181,6 +192,15 @@ pub struct ExecArgs {
     /// SIGTERM comes this long before SIGKILL, seconds. Absent: 10.
     #[serde(default)]
     pub grace_s: Option<u64>,
+    /// Most memory of the program and all that it starts, bytes. Absent: no limit of its own.
+    #[serde(default)]
+    pub memory_bytes: Option<u64>,
+    /// Most CPU time of all of it together, in whole CPUs. Absent: no limit of its own.
+    #[serde(default)]
+    pub cpus: Option<u32>,
+    /// Most processes and threads of all of it together. Absent: no limit of its own.
+    #[serde(default)]
+    pub tasks: Option<u32>,
     /// Head and tail kept of each output stream, bytes together. Absent: 64 KiB, which is also the most.
     #[serde(default)]
     pub output_limit: Option<u64>,
@@ -189,48 +209,58 @@ pub struct ExecArgs {
     pub retry_safe: bool,
 }
 
+/// Least memory limit, bytes: below it no program gets as far as its first line.
+const MIN_MEMORY_BYTES: u64 = 1 << 20;
+
 /// Longest grace between SIGTERM and SIGKILL, seconds.
 const MAX_GRACE_S: u64 = 600;
 
 impl ExecArgs {
-    fn check(&self) -> Result<(), String> {
+    fn check(&self) -> Result<(), BadArgument> {
+        let bad = |text: String| Err(BadArgument(text));
         let nul = |text: &str| text.contains('\0');
         let program = self.argv.first().map(String::as_str).unwrap_or_default();
         if program.is_empty() {
-            return Err("argv must name a program".into());
+            return bad("argv must name a program".into());
         }
         if self.argv.len() > ARGV || self.env.0.len() > ARGV {
-            return Err(format!("argv and env may have at most {ARGV} entries each"));
+            return bad(format!("argv and env may have at most {ARGV} entries each"));
         }
         if self.argv.iter().any(|arg| nul(arg) || arg.len() >= ARG_BYTES) {
-            return Err(format!("an argument holds a NUL or has {ARG_BYTES} bytes or more"));
+            return bad(format!("an argument holds a NUL or has {ARG_BYTES} bytes or more"));
         }
         for (name, value) in &self.env.0 {
             if name.is_empty() || name.contains('=') || nul(name) || nul(value) {
-                return Err(format!("the environment variable {name:?} cannot be passed on"));
+                return bad(format!("the environment variable {name:?} cannot be passed on"));
             }
             if name.starts_with("BCD_") {
-                return Err(format!("the environment variable {name:?} is bcd's own"));
+                return bad(format!("the environment variable {name:?} is bcd's own"));
             }
             if name.len() + value.len() + 1 >= ARG_BYTES {
-                return Err(format!("the environment variable {name:?} has {ARG_BYTES} bytes or more"));
+                return bad(format!("the environment variable {name:?} has {ARG_BYTES} bytes or more"));
             }
         }
         if self.cwd.as_deref().is_some_and(|dir| !dir.starts_with('/') || nul(dir)) {
-            return Err("cwd must be an absolute path".into());
+            return bad("cwd must be an absolute path".into());
         }
         if self.user.as_deref().is_some_and(|user| user.is_empty() || nul(user)) {
-            return Err("user must be a name".into());
+            return bad("user must be a name".into());
         }
         let longest = Kind::NodeExec.properties().max_run_time.as_secs();
         if self.time_limit_s.is_some_and(|limit| limit == 0 || limit > longest) {
-            return Err(format!("time_limit_s must lie within 1 and {longest}"));
+            return bad(format!("time_limit_s must lie within 1 and {longest}"));
         }
         if self.grace_s.is_some_and(|grace| grace > MAX_GRACE_S) {
-            return Err(format!("grace_s may be at most {MAX_GRACE_S}"));
+            return bad(format!("grace_s may be at most {MAX_GRACE_S}"));
+        }
+        if self.memory_bytes.is_some_and(|bytes| bytes < MIN_MEMORY_BYTES) {
+            return bad(format!("memory_bytes must be at least {MIN_MEMORY_BYTES}"));
+        }
+        if self.cpus == Some(0) || self.tasks == Some(0) {
+            return bad("cpus and tasks must be at least 1".into());
         }
         if self.output_limit.is_some_and(|limit| limit > STREAM_BYTES as u64) {
-            return Err(format!("output_limit may be at most {STREAM_BYTES}"));
+            return bad(format!("output_limit may be at most {STREAM_BYTES}"));
         }
         self.stdin().map(|_| ())
     }
@@ -239,10 +269,10 @@ impl ExecArgs {
     ///
     /// # Errors
     /// They are not base64.
-    pub fn stdin(&self) -> Result<Vec<u8>, String> {
+    pub fn stdin(&self) -> Result<Vec<u8>, BadArgument> {
         data_encoding::BASE64
             .decode(self.stdin_base64.as_bytes())
-            .map_err(|error| format!("stdin_base64 is not base64: {error}"))
+            .map_err(|error| BadArgument(format!("stdin_base64 is not base64: {error}")))
     }
 }
 
@@ -297,6 +327,9 @@ mod tests {
             r#"{"argv":["x"],"cwd":"tmp"}"#,
             r#"{"argv":["x"],"time_limit_s":0}"#,
             r#"{"argv":["x"],"output_limit":65537}"#,
+            r#"{"argv":["x"],"memory_bytes":1}"#,
+            r#"{"argv":["x"],"cpus":0}"#,
+            r#"{"argv":["x"],"tasks":0}"#,
             r#"{"argv":["x"],"stdin_base64":"?"}"#,
         ] {
             let command = Command::parse(body("", args)).expect("a header");

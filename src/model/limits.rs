@@ -21,6 +21,13 @@ pub const EVENT_BATCH_BYTES: usize = 256 << 10;
 pub const EVENT_BATCH: usize = 512;
 /// A text for people (message, reason detail), bytes.
 pub const TEXT_BYTES: usize = 1024;
+/// A text for people within its limit, cut at a character: a peer's own words may stand in it.
+pub fn cut_text(text: impl Into<String>) -> String {
+    let mut text = text.into();
+    text.truncate(text.floor_char_boundary(TEXT_BYTES));
+    text
+}
+
 /// Signatures in an envelope.
 pub const SIGNATURES: usize = 8;
 /// Certificates in a signature's chain.

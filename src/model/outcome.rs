@@ -64,7 +64,7 @@ impl Outcome {
         Self {
             state,
             reason: Some(reason),
-            message: message.into(),
+            message: super::limits::cut_text(message),
             effect: Effect::None,
             attempt: 0,
             started: None,

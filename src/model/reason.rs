@@ -13,7 +13,7 @@ pub enum Use {
     Call,
     /// In a refused or ended command.
     Command,
-    /// As the why of a `busy`.
+    /// As the why of a `busy`: the whole message beside it.
     Busy,
     /// As the reason of a Goodbye, or of a session that the node ended.
     Session,
@@ -76,8 +76,8 @@ reasons! {
     JoinInvalid, "join-invalid", Call, "the join request is malformed";
     Internal, "internal", Call, "the gateway failed; its log says how";
 
-    TimeBackwards, "time-backwards", Session, "the Welcome's time is over 5 minutes older than the mark that this node keeps";
-    TimeAhead, "time-ahead", Session, "the Welcome's time lies after the end of the certificate that the session was opened with";
+    TimeBackwards, "time-backwards", Session, "the Welcome's time is over 5 minutes older than the mark that this node keeps, or older than the gateway's own certificate";
+    TimeAhead, "time-ahead", Session, "the Welcome's time lies after the end of the certificate that the session was opened with, or of the gateway's own";
     ProtocolError, "protocol-error", Session, "the gateway sent a frame that has no place here";
     WelcomeInvalid, "welcome-invalid", Session, "a field of Welcome is missing or out of range";
     ProtocolVersion, "protocol-version", Session, "the Welcome names a version outside the node's range";
@@ -108,11 +108,12 @@ reasons! {
     JournalLost, "journal-lost", Command, "the journal that knew the command is lost, and the kind may not run twice";
     StaleGeneration, "stale-generation", Command, "the command needs a desired state newer than the one applied here";
     RolloutBehind, "rollout-behind", Command, "the rollout generation is below the highest one accepted";
-    Busy, "busy", Command, "not now; the detail says why";
+    Busy, "busy", Command, "not now; the message says why";
     Interrupted, "interrupted", Command, "the daemon ended while the command ran, so nobody knows how far it came";
     ExitStatus, "exit-status", Command, "the program ended with a status other than 0";
     Signal, "signal", Command, "a signal ended the program";
     TimeLimit, "time-limit", Command, "the program ran into its time limit and was ended";
+    OutOfMemory, "out-of-memory", Command, "the program ran into its memory limit and the kernel killed it";
     CouldNotStart, "could-not-start", Command, "the program could not be started; the message has the errno";
     Cancelled, "cancelled", Command, "the command was cancelled";
     AlreadyDone, "already-done", Command, "the command was done before; nothing was started";

@@ -63,11 +63,15 @@ impl Backoff {
 
     /// How long to wait after `end`.
     pub fn after(&mut self, end: &LinkEnd, rng: &mut impl Rng) -> Duration {
+        let reaction = Reaction::to(end);
+        if reaction != Reaction::Condemned {
+            self.condemned = 0;
+        }
         if let Some(pushback) = end.pushback {
             self.doublings = 0;
             return pushback;
         }
-        match Reaction::to(end) {
+        match reaction {
             Reaction::Retry => self.jitter(rng),
             Reaction::Operator => OPERATOR.start + up_to(OPERATOR.end.saturating_sub(OPERATOR.start), rng),
             Reaction::Condemned => {
@@ -197,6 +201,17 @@ mod tests {
                 let wait = Backoff::new(1).after(&end(kind, reason), &mut rng);
                 assert!(OPERATOR.contains(&wait) || wait == OPERATOR.end, "{kind:?} {reason:?}: {wait:?}");
             }
+        }
+    }
+
+    #[test]
+    fn one_endpoint_that_condemns_while_another_is_down_does_not_silence_the_node() {
+        let mut rng = StdRng::seed_from_u64(1);
+        let mut backoff = Backoff::new(2);
+        let condemned = end(EndKind::Unauthenticated, Some(Reason::CertificateRevoked));
+        for _ in 0..10 {
+            assert!(backoff.after(&condemned, &mut rng) <= FIRST, "the other endpoint is to be tried");
+            backoff.after(&end(EndKind::Lost, None), &mut rng);
         }
     }
 

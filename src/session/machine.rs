@@ -17,8 +17,8 @@ use super::backoff::{Backoff, Reaction};
 use super::working_clock::REWIND_ALLOWANCE;
 use crate::model::{CommandId, JournalId, Reason, ServerTime};
 use crate::wire::frames::{Delivery, FrameError, Inbound, Welcome};
-use crate::wire::link::{DIAL_DEADLINE, EndKind, Endpoint, LinkEnd};
-use crate::wire::version::Range;
+use crate::wire::link::{DIAL_DEADLINE, EndKind, Endpoint, LinkEnd, Validity};
+use crate::wire::version::{self, Range};
 
 pub use self::live::Live;
 
@@ -30,7 +30,8 @@ const APPLY_DEADLINE: Duration = Duration::from_secs(10);
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// Calm doubles the keep-alive interval up to this, which is rarer than any heartbeat.
 const CALMEST_KEEP_ALIVE: Duration = Duration::from_secs(15 * 60);
-/// An expired certificate is looked at again this often: a join may have replaced it.
+/// An expired certificate is said again this often. One that a join has put in its place comes as
+/// [`Input::Renewed`], and ends the wait.
 const EXPIRED_RETRY: Duration = Duration::from_secs(60);
 
 /// The time of an input.
@@ -40,6 +41,8 @@ pub struct Now {
     pub mono: Duration,
     /// The working clock; absent before the first server time ever known.
     pub working: Option<ServerTime>,
+    /// Whether that comes from a peer of this process; else it is only a floor.
+    pub heard: bool,
 }
 
 /// What has happened.
@@ -47,14 +50,21 @@ pub struct Now {
 pub enum Input {
     /// The moment of [`Machine::due`] has come.
     Due,
-    /// The dial has succeeded and Hello is on its way.
-    Opened,
+    /// The dial has succeeded and Hello is on its way; with the validity of the gateway's certificate.
+    Opened(Option<Validity>),
     /// The dial has failed or the link has ended.
     Ended(LinkEnd),
     /// A frame came.
     Frame(Inbound),
     /// A frame came that ends the session.
     BadFrame(FrameError),
+    /// A newer identity of this node is to be used; it comes while the machine waits to dial.
+    Renewed {
+        /// Its gateways.
+        endpoints: Vec<Endpoint>,
+        /// Its certificate.
+        offered: Offered,
+    },
     /// The Welcome is in force, and durable where the journal could be written.
     Applied,
     /// The Welcome, or an Ack of events, has shown that the journal is an old copy of itself.
@@ -64,6 +74,15 @@ pub enum Input {
     },
     /// The daemon is to stop.
     Stop,
+}
+
+/// The certificate that the node offers.
+#[derive(Debug, Clone)]
+pub struct Offered {
+    /// When it runs out.
+    pub not_after: ServerTime,
+    /// What an operator does once it has.
+    pub mend: String,
 }
 
 /// What is to be done, in order.
@@ -96,6 +115,8 @@ pub enum Output {
     Close(Intent, Reason),
     /// Drop the dial or the link.
     Abandon,
+    /// A Cancel that cannot be read; for the log.
+    BadCancel(String),
     /// The first frame of the session that this build does not know.
     FrameIgnored(&'static str),
     /// A session or an attempt has ended so; for the log.
@@ -151,6 +172,8 @@ pub enum State {
     AwaitingWelcome {
         /// Whose.
         endpoint: Endpoint,
+        /// When that gateway's certificate holds.
+        validity: Option<Validity>,
         /// Until when.
         deadline: Duration,
     },
@@ -198,7 +221,7 @@ pub struct LastEnd {
 pub struct Machine {
     endpoints: Vec<Endpoint>,
     next_endpoint: usize,
-    cert_not_after: ServerTime,
+    offered: Offered,
     backoff: Backoff,
     keep_alive: Duration,
     state: State,
@@ -209,13 +232,13 @@ pub struct Machine {
 
 impl Machine {
     /// A machine that waits to dial for the first time.
-    pub fn new(endpoints: Vec<Endpoint>, cert_not_after: ServerTime, mut rng: StdRng, now: Duration) -> Self {
+    pub fn new(endpoints: Vec<Endpoint>, offered: Offered, mut rng: StdRng, now: Duration) -> Self {
         let mut backoff = Backoff::new(endpoints.len());
         let until = now + backoff.jitter(&mut rng);
         Self {
             endpoints,
             next_endpoint: 0,
-            cert_not_after,
+            offered,
             backoff,
             keep_alive: KEEP_ALIVE,
             state: State::WaitingToDial { until },
@@ -279,12 +302,13 @@ impl Machine {
                     self.close(now, Reason::OldCopy, detail, &mut outputs);
                 }
             }
-            Input::Opened => {
+            Input::Opened(validity) => {
                 if let State::Dialing { endpoint, .. } = &self.state {
                     let (endpoint, deadline) = (endpoint.clone(), now.mono + WELCOME_DEADLINE);
-                    self.enter(now, State::AwaitingWelcome { endpoint, deadline });
+                    self.enter(now, State::AwaitingWelcome { endpoint, validity, deadline });
                 }
             }
+            Input::Renewed { endpoints, offered } => self.renewed(now, endpoints, offered),
             Input::Applied => {
                 if let State::ApplyingWelcome { terms, .. } = &self.state {
                     self.enter(now, State::Live(Live::new(terms.clone(), now.mono)));
@@ -333,11 +357,9 @@ impl Machine {
     }
 
     fn dial(&mut self, now: Now, outputs: &mut Vec<Output>) {
-        if now.working.is_some_and(|working| working > self.cert_not_after) {
-            let detail = format!(
-                "the node certificate ran out at {} by the working clock; join again with: bcd join",
-                self.cert_not_after
-            );
+        let Offered { not_after, mend } = &self.offered;
+        if now.working.is_some_and(|working| working > *not_after) {
+            let detail = format!("the node certificate ran out at {not_after} by the working clock; {mend}");
             let end = LinkEnd::local(EndKind::Local, Reason::IdentityExpired, detail);
             outputs.push(Output::Ended(end.clone(), Reaction::Operator));
             self.last_end = Some(LastEnd { end, at: now.mono });
@@ -358,10 +380,27 @@ impl Machine {
         outputs.push(Output::Dial { endpoint, attempt, keep_alive: self.keep_alive });
     }
 
+    /// Whatever the old identity was refused for says nothing of the new one. The jitter stays: a fleet may be
+    /// renewed all at once.
+    fn renewed(&mut self, now: Now, endpoints: Vec<Endpoint>, offered: Offered) {
+        if matches!(self.state, State::WaitingToDial { .. }) {
+            self.backoff = Backoff::new(endpoints.len());
+            (self.endpoints, self.next_endpoint, self.offered) = (endpoints, 0, offered);
+            let until = now.mono + self.backoff.jitter(&mut self.rng);
+            self.enter(now, State::WaitingToDial { until });
+        }
+    }
+
     /// The attempt or the session is over; nobody is told.
-    fn ended(&mut self, now: Now, end: LinkEnd, outputs: &mut Vec<Output>) {
-        if matches!(self.state, State::WaitingToDial { .. } | State::Stopped) {
-            return;
+    fn ended(&mut self, now: Now, mut end: LinkEnd, outputs: &mut Vec<Output>) {
+        match &self.state {
+            State::WaitingToDial { .. } | State::Stopped => return,
+            State::Dialing { endpoint, .. } | State::AwaitingWelcome { endpoint, .. } => {
+                if let Some(mend) = end.reason.and_then(|reason| version::mend(reason, endpoint)) {
+                    end.detail = format!("{mend} ({})", end.detail);
+                }
+            }
+            State::ApplyingWelcome { .. } | State::Live(_) => {}
         }
         outputs.push(Output::Abandon);
         self.wait_after(now, end, outputs);
@@ -410,11 +449,16 @@ impl Machine {
 
     fn frame(&mut self, now: Now, frame: Inbound, outputs: &mut Vec<Output>) {
         match (&mut self.state, frame) {
-            (State::AwaitingWelcome { endpoint, .. }, Inbound::Welcome(welcome)) => {
-                let endpoint = endpoint.clone();
-                self.welcome(now, endpoint, welcome, outputs);
+            (State::AwaitingWelcome { endpoint, validity, .. }, Inbound::Welcome(welcome)) => {
+                let (endpoint, validity) = (endpoint.clone(), validity.filter(|_| !now.heard));
+                if let Err((reason, detail)) = vouch(validity, welcome.server_time) {
+                    // Nothing that such a gateway says is kept, its epoch neither.
+                    self.close(now, reason, detail, outputs);
+                } else {
+                    self.welcome(now, endpoint, welcome, outputs);
+                }
             }
-            (State::AwaitingWelcome { .. }, Inbound::Delivery(_)) => {
+            (State::AwaitingWelcome { .. }, Inbound::Delivery(_) | Inbound::BadCancel(_)) => {
                 let detail = "a Command or Cancel came before Welcome".into();
                 self.close(now, Reason::ProtocolError, detail, outputs);
             }
@@ -460,10 +504,10 @@ impl Machine {
             );
             return Err((Reason::TimeBackwards, detail));
         }
-        if time > self.cert_not_after {
+        if time > self.offered.not_after {
             let detail = format!(
                 "the gateway says {time} but took a certificate that ran out at {}",
-                self.cert_not_after
+                self.offered.not_after
             );
             return Err((Reason::TimeAhead, detail));
         }
@@ -474,6 +518,21 @@ impl Machine {
             return Err((Reason::ProtocolVersion, detail));
         }
         Ok(())
+    }
+}
+
+/// Without server time the dial could not judge the gateway's certificate; the first time that comes over it must.
+fn vouch(validity: Option<Validity>, time: ServerTime) -> Result<(), (Reason, String)> {
+    match validity {
+        Some(Validity { not_before, .. }) if time < not_before => Err((
+            Reason::TimeBackwards,
+            format!("the gateway says {time}, and its own certificate holds only from {not_before} on"),
+        )),
+        Some(Validity { not_after, .. }) if time >= not_after => Err((
+            Reason::TimeAhead,
+            format!("the gateway says {time}, and its own certificate ran out at {not_after}"),
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -56,8 +56,8 @@ impl Resend {
         }
     }
 
-    /// Whether results of the journal are still to be said.
-    pub(super) fn is_busy(&self) -> bool {
+    /// Whether results that the journal holds are still to be said.
+    pub(super) fn rest_waits(&self) -> bool {
         !self.page.is_empty() || self.owed != Read::Nothing
     }
 

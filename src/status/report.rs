@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::journal::WriteError;
+use crate::identity::Identity;
 use crate::journal::inspect::Snapshot;
+use crate::journal::{Vitals, WriteError};
 use crate::model::{
     CommandId, Digest, Incarnation, JournalId, Lane, NodeId, Reason, Role, ServerTime, limits,
 };
 use crate::session::{SessionState, SessionStatus};
+use crate::upkeep::Condition;
 
 /// Version of the document.
 pub const SCHEMA: u32 = 1;
@@ -91,13 +93,18 @@ pub struct Certificate {
     pub remaining_s: Option<u64>,
 }
 
-/// A standing local fault.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Condition {
-    /// Which, as a reason token.
-    pub token: Reason,
-    /// For people.
-    pub detail: String,
+impl Node {
+    /// Of an identity.
+    pub fn of(identity: &Identity) -> Self {
+        Self {
+            id: identity.node_id.clone(),
+            role: identity.role,
+            site: identity.site.clone(),
+            trust_domain: identity.trust_domain.clone(),
+            generation: identity.generation,
+            fingerprint: identity.fingerprint,
+        }
+    }
 }
 
 impl Certificate {
@@ -123,14 +130,20 @@ impl Journal {
 }
 
 /// The faults that stand, given what could be read.
-pub fn conditions(journal: &Result<Journal, WriteError>, certificate: Certificate) -> Vec<Condition> {
+///
+/// `join_again` is what an operator does about a certificate that has run out.
+pub fn conditions(
+    journal: &Result<Vitals, WriteError>,
+    certificate: Certificate,
+    join_again: &str,
+) -> Vec<(Reason, String)> {
     let mut found = Vec::new();
-    let mut say = |token: Reason, detail: String| found.push(Condition { token, detail });
+    let mut say = |token: Reason, detail: String| found.push((token, detail));
     match journal {
         Err(error) => say(error.why, error.to_string()),
         Ok(journal) => {
-            if journal.unacked >= limits::UNACKED_RESULTS {
-                say(Reason::JournalFull, format!("{} results wait for an ack", journal.unacked));
+            if journal.owed >= limits::UNACKED_RESULTS {
+                say(Reason::JournalFull, format!("{} results are owed or to come", journal.owed));
             }
             if journal.birth.is_none() {
                 say(Reason::NoBirth, Reason::NoBirth.meaning().into());
@@ -138,7 +151,7 @@ pub fn conditions(journal: &Result<Journal, WriteError>, certificate: Certificat
         }
     }
     if certificate.remaining_s == Some(0) {
-        let detail = format!("the node certificate ran out at {}; join again", certificate.not_after);
+        let detail = format!("the node certificate ran out at {}; {join_again}", certificate.not_after);
         say(Reason::IdentityExpired, detail);
     }
     found
@@ -217,19 +230,11 @@ mod tests {
 
     #[test]
     fn faults_stand_as_conditions_with_their_tokens() {
-        let journal = |birth, unacked| Journal {
-            id: JournalId::new("j-1").unwrap(),
-            birth,
-            last_epoch: 0,
-            accepted: 0,
-            running: 0,
-            unacked,
-            tombstones: 0,
-        };
+        let journal = |birth, owed| Vitals { owed, birth };
         let good = Certificate::at(ServerTime(10_000), Some(ServerTime(0)));
         let past = Certificate::at(ServerTime(10_000), Some(ServerTime(20_000)));
         let tokens = |journal, certificate| -> Vec<Reason> {
-            conditions(&journal, certificate).into_iter().map(|condition| condition.token).collect()
+            conditions(&journal, certificate, "join again").into_iter().map(|(token, _)| token).collect()
         };
         assert_eq!(tokens(Ok(journal(Some(ServerTime(1)), 0)), good), []);
         assert_eq!(

@@ -15,6 +15,7 @@ const AGENT: &[&str] = &[
     "identity",
     "node",
     "status",
+    "systemd",
 ];
 
 /// Functions of their arguments: no clock, no I/O, no randomness of their own.
@@ -55,6 +56,9 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("hyper", &["wire/"]),
     ("h2", &["wire/"]),
     ("tracing_subscriber", &["log.rs"]),
+    ("tracing_journald", &["log.rs"]),
+    ("clap_mangen", &["cli/"]),
+    ("clap_complete", &["cli/"]),
     ("toml", &["config"]),
 ];
 

@@ -28,7 +28,8 @@ fn documents() -> Vec<String> {
 
 /// Paths of this repository that a text names: words that begin with one of its folders.
 fn paths(text: &str) -> Vec<&str> {
-    const FOLDERS: &[&str] = &["src/", "proto/", "tests/", "docs/", ".ci/", ".config/", ".cargo/"];
+    const FOLDERS: &[&str] =
+        &["src/", "proto/", "tests/", "docs/", "systemd/", "packaging/", ".ci/", ".config/", ".cargo/"];
     let ends = |c: char| !(c.is_ascii_alphanumeric() || "._-/".contains(c));
     let words = text.split(ends).map(|word| word.trim_start_matches("./").trim_end_matches(['.', '-']));
     words.filter(|word| FOLDERS.iter().any(|folder| word.starts_with(folder))).collect()
@@ -68,7 +69,7 @@ fn generated() -> String {
         (Use::Call, "The gateway refuses or ends a call", "trailer `bcd-reason` of a gRPC status"),
         (Use::Session, "The node ends a session", "`bcd status`, the log, Goodbye"),
         (Use::Command, "A command is refused or ends", "`reason` of a CommandUpdate"),
-        (Use::Busy, "Why a command gets `busy`", "`detail` of a refused command"),
+        (Use::Busy, "Why a command gets `busy`", "`message` of a CommandUpdate that says REFUSED `busy`"),
     ];
     for (used, title, place) in tables {
         let _ = write!(text, "\n## {title}\n\nSeen in: {place}.\n\n| token | meaning |\n|---|---|\n");

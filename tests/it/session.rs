@@ -15,7 +15,9 @@ use bcd::model::{
     Outcome, Role, ServerTime, Terminal,
 };
 use bcd::session::outbox::{OutboxSender, Outgoing, outbox};
-use bcd::session::{HelloFacts, Session, SessionParts, SessionState, SessionStatus, WorkingClock};
+use bcd::session::{
+    Credentials, HelloFacts, Session, SessionParts, SessionState, SessionStatus, WorkingClock,
+};
 use bcd::wire::dsse::{Audience, Envelope, Policy, verify_command};
 use bcd::wire::frames::Delivery;
 use bcd::wire::link::{EndKind, Endpoint, LinkEnd};
@@ -90,11 +92,15 @@ fn node_over(state: tempfile::TempDir, journal: Journal) -> Node {
         boot_id: BootId::random(&mut rng),
         incarnation: Incarnation::random(&mut rng),
         daemon_version: "0.1.0".into(),
-        cert_not_after: NOW.plus(Duration::from_secs(86_400)),
     };
     let session = Session::new(SessionParts {
-        dialer,
-        endpoints: vec![Endpoint { host: "gw1.lab.example".into(), port: 443 }],
+        credentials: Credentials {
+            dialer,
+            endpoints: vec![Endpoint { host: "gw1.lab.example".into(), port: 443 }],
+            cert_not_after: NOW.plus(Duration::from_secs(86_400)),
+            mend: "join again".into(),
+        },
+        renewals: None,
         hello,
         journal: journal.clone(),
         working,
@@ -235,6 +241,22 @@ impl Node {
         (hello, far)
     }
 
+    /// A session whose first heartbeat the node may hold back; what came before it, and its number.
+    async fn live_after_results(&mut self) -> (pb::Hello, Vec<pb::CommandUpdate>, u64, FarEnd) {
+        let attempt = self.dials.next().await;
+        let hello = hello(&attempt);
+        let mut far = attempt.open();
+        far.send(Down::Welcome(welcome()));
+        let mut updates = Vec::new();
+        loop {
+            match far.next().await {
+                Some(Up::CommandUpdate(update)) => updates.push(update),
+                Some(Up::Heartbeat(heartbeat)) => return (hello, updates, heartbeat.seq, far),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
     async fn state(&mut self, wanted: SessionState) -> SessionStatus {
         self.status.wait_for(|status| status.state == wanted).await.expect("a session").clone()
     }
@@ -293,13 +315,20 @@ async fn results_that_do_not_fit_in_hello_follow_once_each_in_order() {
         }
     })
     .await;
-    let (hello, mut far) = node.live().await;
+    let (hello, before, first, mut far) = node.live_after_results().await;
     let in_hello = hello.done_results.len();
     assert!(in_hello > 0 && in_hello < names.len(), "{in_hello} in Hello");
+    assert_eq!(
+        in_hello + before.len(),
+        names.len(),
+        "all that the node holds comes before the first heartbeat"
+    );
+    assert_eq!(first, 1);
     let late = result(&node.journal, "c-99", 10).await;
     node.outbox.send(Outgoing::Result(late));
     let (updates, _) = until_quiet(&mut far).await;
     let mut said = ids(&hello.done_results);
+    said.extend(ids(&before));
     said.extend(ids(&updates));
     let expected: Vec<&str> = names.iter().map(String::as_str).chain(["c-99"]).collect();
     assert_eq!(said, expected);
@@ -472,10 +501,11 @@ async fn a_drained_session_moves_and_nothing_is_lost() {
 async fn a_journal_that_cannot_be_written_does_not_end_the_session() {
     let mut node = node().await;
     node.journal.close().await;
-    let (hello, mut far) = node.live().await;
-    assert!(hello.done_results.is_empty());
-    let (_, beats) = until_quiet(&mut far).await;
-    assert!(beats.is_empty(), "the next heartbeat is 10 s away");
+    let began = tokio::time::Instant::now();
+    let (hello, before, first, _far) = node.live_after_results().await;
+    assert!(hello.done_results.is_empty() && before.is_empty());
+    assert_eq!(first, 2, "what cannot be read holds the first heartbeat until the second is due");
+    assert!(began.elapsed() < Duration::from_secs(12), "one interval after the first dial's jitter");
     assert_eq!(node.status.borrow().state, SessionState::Live);
 }
 

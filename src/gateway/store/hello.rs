@@ -272,26 +272,25 @@ fn first_heartbeat(
         .execute([node.as_str()])?;
     events::add(db, now.0, "node.connected", node.as_str(), connected)?;
 
-    let in_flight: Vec<(Deliver, bool, Option<Vec<u8>>)> = db
+    let in_flight: Vec<(Deliver, bool)> = db
         .prepare_cached(
-            "SELECT id, seq, deliveries + 1, lane, payload, retry_safe, cancel FROM commands
+            "SELECT id, seq, deliveries + 1, lane, payload, cancel, retry_safe FROM commands
              WHERE node_id = ? AND state IN ('dispatched', 'accepted', 'running') ORDER BY seq",
         )?
-        .query_map([node.as_str()], |row| Ok((read_deliver(row)?, row.get(5)?, row.get(6)?)))?
+        .query_map([node.as_str()], |row| Ok((read_deliver(row)?, row.get(6)?)))?
         .collect::<Result<_, _>>()?;
     let mut out = FirstHeartbeat { replay: Vec::new(), cancels: Vec::new(), ended: Vec::new() };
-    for (deliver, retry_safe, cancel) in in_flight {
+    for (deliver, retry_safe) in in_flight {
         let runs = running.contains(&deliver.id);
         if verdict_due && !retry_safe && !runs {
             journal_lost(db, &deliver.id, now)?;
             out.ended.push(deliver.id);
             continue;
         }
-        if let Some(cancel) = cancel {
-            out.cancels.push((deliver.id.clone(), cancel));
-        }
-        if !runs {
-            db.prepare_cached("UPDATE commands SET deliveries = deliveries + 1 WHERE id = ?")?
+        if runs {
+            out.cancels.extend(deliver.cancel.map(|cancel| (deliver.id, cancel)));
+        } else {
+            db.prepare_cached("UPDATE commands SET deliveries = deliveries + 1, redeliver = 0 WHERE id = ?")?
                 .execute([deliver.id.as_str()])?;
             out.replay.push(deliver);
         }

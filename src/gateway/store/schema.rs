@@ -43,6 +43,8 @@ CREATE TABLE commands (
   deliveries INTEGER NOT NULL DEFAULT 0,
   -- Back-off after a refusal: not before, its present length, and the node's last word.
   not_before_ms INTEGER NOT NULL DEFAULT 0, backoff_ms INTEGER NOT NULL DEFAULT 0, why TEXT NOT NULL DEFAULT '',
+  -- 1 when an accepted or running command was refused: its node left it behind and is owed another delivery.
+  redeliver INTEGER NOT NULL DEFAULT 0,
   -- The cancellation's body, once somebody asked for it.
   cancel BLOB,
   reason TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '', effect TEXT NOT NULL DEFAULT '',
@@ -50,7 +52,7 @@ CREATE TABLE commands (
   terminal_changes INTEGER NOT NULL DEFAULT 0, late_facts INTEGER NOT NULL DEFAULT 0,
   enqueued_ms INTEGER NOT NULL, dispatched_ms INTEGER NOT NULL DEFAULT 0,
   accepted_ms INTEGER NOT NULL DEFAULT 0, ended_ms INTEGER NOT NULL DEFAULT 0);
-CREATE INDEX commands_pending ON commands (node_id, lane, seq) WHERE state = 'pending';
+CREATE INDEX commands_pending ON commands (node_id, lane, seq) WHERE state = 'pending' OR redeliver = 1;
 CREATE INDEX commands_in_flight ON commands (node_id, seq) WHERE state IN ('dispatched', 'accepted', 'running');
 CREATE INDEX commands_unaccepted ON commands (not_after_ms) WHERE state IN ('pending', 'dispatched');
 CREATE INDEX commands_by_digest ON commands (node_id, body_sha256) WHERE state = 'dispatched';

@@ -296,7 +296,7 @@ async fn an_old_copy_takes_a_new_id_without_a_birth_and_keeps_rows_results_and_t
     drop(journal);
     let locked = machine.locked();
     assert!(
-        locked.started_under().expect("ids").contains(&journal_id("j-1")),
+        locked.former_id().expect("readable") == Some(journal_id("j-1")),
         "its programs bear the former id"
     );
     assert_eq!((locked.facts().journal_id, locked.facts().birth), (journal_id("j-new"), None));

@@ -5,6 +5,7 @@ mod events;
 mod inspecting;
 mod opening;
 mod recovering;
+mod trouble;
 mod writing;
 
 use std::path::PathBuf;

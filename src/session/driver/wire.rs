@@ -70,22 +70,12 @@ impl Driver {
         if !self.live() {
             return;
         }
-        if let Some(beat) = self.heartbeat
-            && self.link.as_ref().is_some_and(|link| link.room() > 0)
-            && self.send(Frame::Heartbeat(self.heartbeat_frame(beat)))
-        {
-            self.heartbeat = None;
-        }
         if self.parts.outbox.take_missed() {
             self.resend.missed();
         }
-        while self.room() > 0
-            && let Some(done) = self.resend.next()
-        {
-            if self.send(Frame::CommandUpdate(result_frame(&done))) {
-                failpoint::hit(failpoint::RESULT_SENT);
-            }
-        }
+        self.say_heartbeat();
+        self.say_results();
+        self.say_heartbeat();
         if self.reading.is_none()
             && let Some(position) = self.resend.owed()
         {
@@ -101,7 +91,7 @@ impl Driver {
 
     /// Results go first, and keep places of the queue free for those that end while a batch is on its way.
     fn pump_events(&mut self) {
-        if self.resend.is_busy() {
+        if self.resend.rest_waits() {
             return;
         }
         while self.room() > KEPT_FOR_RESULTS
@@ -122,6 +112,28 @@ impl Driver {
         {
             self.events.reads_up_to(last);
             self.reading_events = Some(read_events(self.parts.journal.clone(), after).boxed());
+        }
+    }
+
+    /// The first heartbeat of a session ends the gateway's wait for results that this node still holds, so those that
+    /// Hello had no room for go before it. They hold it for one interval at most: the second one replaces it.
+    fn say_heartbeat(&mut self) {
+        if let Some(beat) = self.heartbeat
+            && !(beat.seq == 1 && self.resend.rest_waits())
+            && self.link.as_ref().is_some_and(|link| link.room() > 0)
+            && self.send(Frame::Heartbeat(self.heartbeat_frame(beat)))
+        {
+            self.heartbeat = None;
+        }
+    }
+
+    fn say_results(&mut self) {
+        while self.room() > 0
+            && let Some(done) = self.resend.next()
+        {
+            if self.send(Frame::CommandUpdate(result_frame(&done))) {
+                failpoint::hit(failpoint::RESULT_SENT);
+            }
         }
     }
 

@@ -100,6 +100,7 @@ impl Live {
                 }
                 outputs.push(Output::Deliver(delivery));
             }
+            Inbound::BadCancel(detail) => outputs.push(Output::BadCancel(detail)),
             Inbound::Drain { max_delay, .. } => {
                 let at = now + up_to(max_delay, rng);
                 self.redial_at = Some(self.redial_at.map_or(at, |earlier| earlier.min(at)));
