@@ -65,7 +65,7 @@ fn within_the_limits(inbound: &Inbound) {
         Inbound::Drain { max_delay, reason } => {
             assert!(*max_delay <= MAX_DRAIN && !reason.chars().any(char::is_control));
         }
-        Inbound::Ack(_) | Inbound::Delivery(_) | Inbound::Ignored(_) => {}
+        Inbound::Ack(_) | Inbound::Delivery(_) | Inbound::BadCancel(_) | Inbound::Ignored(_) => {}
     }
 }
 
