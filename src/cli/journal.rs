@@ -187,6 +187,12 @@ fn text(snapshot: &Snapshot) -> String {
         "commands {} accepted, {} running, {} done and not acked, {} tombstones",
         counts.accepted, counts.running, counts.done, counts.tombstones
     );
+    let events = snapshot.events;
+    let _ = writeln!(
+        out,
+        "events   {} not acked ({} bytes), last {}, acked {}, dropped {}",
+        events.unacked, events.bytes, events.last, events.acked, events.dropped
+    );
     for command in &snapshot.commands {
         let _ = writeln!(out, "{}", line(command));
     }

@@ -9,6 +9,7 @@ use rusqlite::{Connection, OptionalExtension as _, Row as SqlRow, params};
 use serde_json::json;
 
 use super::core::{Core, Named};
+use super::inspect::EventLine;
 use super::rows::{parsed, signed, unsigned};
 use crate::model::limits::EVENT_BYTES;
 use crate::model::{Event, EventClass, EventType, JournalId, NewEvent};
@@ -68,7 +69,7 @@ pub struct PendingEvents {
 impl EventCounts {
     /// Reads them from an open journal.
     pub(super) fn read(conn: &Connection, limits: EventLimits) -> rusqlite::Result<Self> {
-        let sql = "SELECT count(*), coalesce(sum(length(body)), 0), coalesce(sum(class = ?), 0),
+        let sql = "SELECT count(*), coalesce(sum(octet_length(body)), 0), coalesce(sum(class = ?), 0),
             coalesce(max(seq), 0) FROM events";
         let (count, bodies, metrics, stored) = conn.query_row(sql, [EventClass::Metric], |row| {
             Ok((unsigned(row, 0)?, unsigned(row, 1)?, unsigned(row, 2)?, unsigned(row, 3)?))
@@ -194,8 +195,7 @@ pub(super) fn add(core: &mut Core, event: NewEvent) -> rusqlite::Result<()> {
 
 fn drop_oldest_metric(core: &mut Core) -> rusqlite::Result<()> {
     // The number is written out for the partial index to be used.
-    let sql =
-        "DELETE FROM events WHERE seq = (SELECT min(seq) FROM events WHERE class = 4) RETURNING length(body)";
+    let sql = "DELETE FROM events WHERE seq = (SELECT min(seq) FROM events WHERE class = 4) RETURNING octet_length(body)";
     let body: Option<u64> =
         core.conn.prepare_cached(sql)?.query_row([], |row| unsigned(row, 0)).optional()?;
     match body {
@@ -216,7 +216,7 @@ pub(super) fn forget(core: &mut Core, journal: &JournalId, acked: u64) -> rusqli
     if core.counters.named.id != *journal || acked <= counts.acked {
         return Ok(());
     }
-    let sql = "SELECT count(*), coalesce(sum(length(body)), 0), coalesce(sum(class = ?), 0) FROM events WHERE seq <= ?";
+    let sql = "SELECT count(*), coalesce(sum(octet_length(body)), 0), coalesce(sum(class = ?), 0) FROM events WHERE seq <= ?";
     let (count, bytes, metrics) =
         core.conn.prepare_cached(sql)?.query_row(params![EventClass::Metric, signed(acked)], |row| {
             Ok((unsigned(row, 0)?, unsigned(row, 1)?, unsigned(row, 2)?))
@@ -296,6 +296,20 @@ pub(super) fn rename(core: &mut Core, id: JournalId, gave_away: u64) -> rusqlite
     core.counters.events.acked = 0;
     let body = json!({ "former": former.as_str(), "acked": gave_away, "gaps": gaps });
     add(core, NewEvent::new(EventType::JournalOldCopy, body))
+}
+
+/// The counts, for people.
+pub(super) fn line(conn: &Connection) -> rusqlite::Result<EventLine> {
+    let counts = EventCounts::read(conn, EventLimits::default())?;
+    let dropped = conn.query_row("SELECT events_dropped FROM journal", [], |row| unsigned(row, 0))?;
+    Ok(EventLine {
+        unacked: counts.count,
+        metrics: counts.metrics,
+        bytes: counts.bytes,
+        last: counts.last,
+        acked: counts.acked,
+        dropped,
+    })
 }
 
 /// The id that the journal had before it was found to be an old copy.

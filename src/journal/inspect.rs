@@ -20,7 +20,7 @@ use super::export::{self, Cursor};
 use super::files::wal_of;
 use super::record::State;
 use super::rows::{self, Row};
-use super::{schema, settings};
+use super::{events, schema, settings};
 use crate::model::{CommandId, Digest, Effect, Exit, JournalId, NodeId, Reason, ServerTime, Terminal};
 
 /// Commands in a snapshot: at about 400 bytes each it stays under 4 MiB.
@@ -45,6 +45,8 @@ pub struct Snapshot {
     pub last_epoch: u64,
     /// How many of each state.
     pub counts: Counts,
+    /// Its events.
+    pub events: EventLine,
     /// Size of the database, bytes.
     pub db_bytes: u64,
     /// Size of the write-ahead log, bytes; it is grown ahead of its use.
@@ -53,6 +55,23 @@ pub struct Snapshot {
     pub commands: Vec<CommandLine>,
     /// Older commands that are not shown.
     pub commands_left_out: u64,
+}
+
+/// Events, counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct EventLine {
+    /// Stored and not acked.
+    pub unacked: u64,
+    /// Of them metrics, which are dropped first.
+    pub metrics: u64,
+    /// Their size, bytes.
+    pub bytes: u64,
+    /// The last number given.
+    pub last: u64,
+    /// The highest number acked; 0 for none.
+    pub acked: u64,
+    /// Dropped since the journal's birth.
+    pub dropped: u64,
 }
 
 /// Commands by state.
@@ -148,6 +167,7 @@ pub(super) fn snapshot(conn: &Connection, db: &Path) -> rusqlite::Result<Snapsho
 /// The same with at most so many commands.
 pub(super) fn snapshot_of(conn: &Connection, db: &Path, commands: u64) -> rusqlite::Result<Snapshot> {
     let head = schema::head(conn)?;
+    let schema = conn.query_row("PRAGMA user_version", [], |row| row.get(0))?;
     let count = |state| rows::count(conn, state);
     let counts = Counts {
         accepted: count(State::Accepted)?,
@@ -159,7 +179,7 @@ pub(super) fn snapshot_of(conn: &Connection, db: &Path, commands: u64) -> rusqli
     let all = counts.accepted + counts.running + counts.done + counts.tombstones;
     let size = |path: &Path| path.metadata().map_or(0, |meta| meta.len());
     Ok(Snapshot {
-        schema: conn.query_row("PRAGMA user_version", [], |row| row.get(0))?,
+        schema,
         node_id: head.node_id,
         journal_id: head.journal_id,
         birth: head.birth,
@@ -167,6 +187,8 @@ pub(super) fn snapshot_of(conn: &Connection, db: &Path, commands: u64) -> rusqli
         signed: head.signed,
         last_epoch: head.last_epoch,
         counts,
+        // A journal that no newer daemon has opened yet has none.
+        events: if schema >= 2 { events::line(conn)? } else { EventLine::default() },
         db_bytes: size(db),
         wal_bytes: size(&wal_of(db)),
         commands_left_out: all.saturating_sub(commands.len() as u64),

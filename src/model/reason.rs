@@ -119,7 +119,7 @@ reasons! {
     AlreadyDone, "already-done", Command, "the command was done before; nothing was started";
 
     Credits, "credits", Busy, "no credit is free on the lane";
-    JournalFull, "journal-full", Busy, "the journal holds as many unacked results as it may";
+    JournalFull, "journal-full", Busy, "the journal holds as many unacked results, or events that are never dropped, as it may";
     Disk, "disk", Busy, "no space, quota or inodes left for the journal";
     ReadOnly, "read-only", Busy, "the journal's file system is read-only";
     IoError, "io-error", Busy, "the journal's disk reports an error";

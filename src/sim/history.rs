@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::load::Planned;
-use crate::gateway::control::{CommandView, EventView};
+use crate::gateway::control::{CommandView, EventView, NodeEventView};
 use crate::model::CommandId;
 
 /// A command that the simulator tried to hand over.
@@ -27,12 +27,32 @@ pub struct Evidence {
     pub witness: BTreeMap<String, Vec<String>>,
     /// The gateway's events, in order.
     pub events: Vec<EventView>,
+    /// The nodes' own events, in the order in which they came.
+    pub told: Vec<NodeEventView>,
 }
 
 impl Evidence {
     /// Lines that a command's program left.
     pub fn runs(&self, id: &CommandId) -> usize {
         self.witness.get(id.as_str()).map_or(0, Vec::len)
+    }
+
+    /// Commands whose end came from their node: it told of it in an event too.
+    pub fn ended_by_nodes(&self) -> impl Iterator<Item = &CommandView> {
+        let by_node = |row: &&CommandView| {
+            row.state == "succeeded" || matches!(&*row.reason, "exit-status" | "interrupted")
+        };
+        self.commands.iter().filter(by_node)
+    }
+
+    /// How often its node told of a command's end, by command.
+    pub fn told_ends(&self) -> BTreeMap<&str, usize> {
+        let mut ends = BTreeMap::new();
+        for event in self.told.iter().filter(|event| event.kind == "command.done") {
+            let id = event.body.get("id").and_then(serde_json::Value::as_str).unwrap_or_default();
+            *ends.entry(id).or_default() += 1;
+        }
+        ends
     }
 
     /// Epochs in the order in which they were given, by node.

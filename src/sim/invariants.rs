@@ -30,7 +30,12 @@ impl Verdict {
 
 /// All that this simulator judges.
 pub fn judge(evidence: &Evidence) -> Vec<Verdict> {
-    vec![one_terminal_state(evidence), at_most_one_effect(evidence), epochs_rise(evidence)]
+    vec![
+        one_terminal_state(evidence),
+        at_most_one_effect(evidence),
+        epochs_rise(evidence),
+        told_once(evidence),
+    ]
 }
 
 /// Whether a state is an end.
@@ -122,6 +127,33 @@ fn epochs_rise(evidence: &Evidence) -> Verdict {
     Verdict { id: "I3", checks, unit: "epochs", broken: or_nothing(broken, checks) }
 }
 
+/// I7: a node's events came once each, in order, with no number missing that was not told as dropped, and tell of
+/// every end that its result tells of.
+fn told_once(evidence: &Evidence) -> Verdict {
+    let (mut last, mut broken) = (BTreeMap::<(&str, &str), u64>::new(), Vec::new());
+    for event in &evidence.told {
+        let place = last.entry((&event.node, &event.journal)).or_insert(0);
+        let missing = (*place + 1 < event.seq).then(|| (*place + 1, event.seq - 1));
+        if event.seq <= *place {
+            broken.push(format!("{} told {} of {} after {place}", event.node, event.seq, event.journal));
+        } else if let Some((from, to)) = missing
+            && event.dropped.is_none_or(|(first, last)| first > from || last < to)
+        {
+            broken.push(format!("{} never told {from} to {to} of {}", event.node, event.journal));
+        }
+        *place = event.seq.max(*place);
+    }
+    let ends = evidence.told_ends();
+    for row in evidence.ended_by_nodes() {
+        let count = ends.get(row.id.as_str()).copied().unwrap_or(0);
+        if count != 1 {
+            broken.push(format!("{} told of the end of {} in {count} events", row.node, row.id));
+        }
+    }
+    let checks = evidence.told.len();
+    Verdict { id: "I7", checks, unit: "events told", broken: or_nothing(broken, checks) }
+}
+
 fn or_nothing(mut broken: Vec<String>, checks: usize) -> Vec<String> {
     if checks == 0 {
         broken.push("there was nothing to check".into());
@@ -132,7 +164,7 @@ fn or_nothing(mut broken: Vec<String>, checks: usize) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gateway::control::EventView;
+    use crate::gateway::control::{EventView, NodeEventView};
     use crate::model::NodeId;
     use crate::sim::load::Planned;
 
@@ -162,6 +194,22 @@ mod tests {
         EventView { seq, at_ms: 1, kind: "node.connected".into(), node: "n-1".into(), detail }
     }
 
+    fn told(seq: u64, id: &str) -> NodeEventView {
+        NodeEventView {
+            number: seq,
+            node: "n-1".into(),
+            journal: "j-1".into(),
+            seq,
+            class: "transition".into(),
+            kind: "command.done".into(),
+            body: serde_json::json!({ "id": id }),
+            at_ms: 1,
+            age_ms: None,
+            received_ms: 2,
+            dropped: None,
+        }
+    }
+
     /// A run in which all is well: one command of each class, one line each.
     fn good() -> Evidence {
         let mut evidence = Evidence::default();
@@ -180,6 +228,7 @@ mod tests {
             evidence.witness.insert(id.into(), vec!["1".into()]);
         }
         evidence.events = vec![epoch(1, 1), epoch(2, 2)];
+        evidence.told = ["c-0", "c-1", "c-2", "c-3"].iter().zip(1..).map(|(id, seq)| told(seq, id)).collect();
         evidence
     }
 
@@ -209,7 +258,8 @@ mod tests {
         assert_eq!(broken(|evidence| evidence.commands[0].state = "running".into()), ["I1"]);
         assert_eq!(broken(|evidence| evidence.commands[0].terminal_changes = 2), ["I1"]);
         assert_eq!(broken(|evidence| evidence.commands.push(view("c-0", "succeeded", ""))), ["I1"]);
-        assert_eq!(broken(|evidence| evidence.commands.push(view("c-9", "succeeded", ""))), ["I1"]);
+        let unknown = |evidence: &mut Evidence| evidence.commands.push(view("c-9", "rejected", "expired"));
+        assert_eq!(broken(unknown), ["I1"]);
     }
 
     #[test]
@@ -245,6 +295,39 @@ mod tests {
                 CommandView { effect: "none".into(), ..view("c-3", "rejected", "expired") };
         };
         assert_eq!(broken(none), ["I2"]);
+    }
+
+    #[test]
+    fn an_event_that_is_missing_doubled_or_out_of_order_breaks_i7() {
+        assert_eq!(broken(|evidence| drop(evidence.told.remove(1))), ["I7"]);
+        assert_eq!(broken(|evidence| evidence.told.push(told(4, "c-3"))), ["I7"]);
+        assert_eq!(broken(|evidence| evidence.told.swap(1, 2)), ["I7"]);
+        assert_eq!(broken(|evidence| evidence.told.clear()), ["I7"]);
+        assert_eq!(
+            broken(|evidence| evidence.told[3].body = serde_json::Value::Null),
+            ["I7"],
+            "an end untold"
+        );
+    }
+
+    #[test]
+    fn a_gap_that_is_told_breaks_nothing() {
+        let told_gap = |evidence: &mut Evidence| {
+            evidence.told.push(NodeEventView {
+                dropped: Some((5, 8)),
+                kind: "node.load".into(),
+                ..told(9, "")
+            });
+        };
+        assert_eq!(broken(told_gap), [""; 0]);
+        let too_short = |evidence: &mut Evidence| {
+            evidence.told.push(NodeEventView {
+                dropped: Some((6, 8)),
+                kind: "node.load".into(),
+                ..told(9, "")
+            });
+        };
+        assert_eq!(broken(too_short), ["I7"]);
     }
 
     #[test]

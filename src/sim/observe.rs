@@ -13,6 +13,8 @@ use super::invariants::is_terminal;
 use crate::gateway::control::{Request, Response, Stats};
 use crate::model::CommandId;
 
+/// An event is a round trip behind its result; this is many of them, and more than one redial.
+const TELLING: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(200);
 /// The ticket outlives every run.
 const TICKET_TTL_S: u64 = 24 * 3600;
@@ -85,9 +87,32 @@ pub async fn collect(
             _ => return Err(SimError::Answer("events")),
         }
     }
+    let mut evidence = Evidence { handed, commands, events, ..Evidence::default() };
+    let until = Instant::now() + TELLING;
+    loop {
+        read_told(gateway, &mut evidence).await?;
+        let ends = evidence.told_ends();
+        if evidence.ended_by_nodes().all(|row| ends.contains_key(row.id.as_str())) || Instant::now() >= until
+        {
+            break;
+        }
+        sleep(POLL).await;
+    }
     let path = witness.to_owned();
     let read = tokio::task::spawn_blocking(move || read_witness(&path)).await;
     let runs = read.unwrap_or_else(|error| Err(std::io::Error::other(error)));
-    let witness = runs.map_err(|source| SimError::Witness { path: witness.to_owned(), source })?;
-    Ok(Evidence { handed, commands, witness, events })
+    evidence.witness = runs.map_err(|source| SimError::Witness { path: witness.to_owned(), source })?;
+    Ok(evidence)
+}
+
+/// Reads on in the nodes' events.
+async fn read_told(gateway: &GatewayProcess, evidence: &mut Evidence) -> Result<(), SimError> {
+    loop {
+        let after = evidence.told.last().map_or(0, |event| event.number);
+        match gateway.ask(&Request::NodeEvents { node: None, after }).await? {
+            Response::NodeEvents(page) if page.is_empty() => return Ok(()),
+            Response::NodeEvents(page) => evidence.told.extend(page),
+            _ => return Err(SimError::Answer("node-events")),
+        }
+    }
 }

@@ -4,8 +4,8 @@
 
 use std::fmt::Write as _;
 
-use bcd::model::Exit;
 use bcd::model::reason::{Reason, Use};
+use bcd::model::{EventType, Exit};
 
 use crate::source::{read, root};
 
@@ -98,4 +98,22 @@ fn every_use_of_a_token_has_a_table() {
     for reason in Reason::ALL {
         assert!(shown.contains(&format!("| `{}` |", reason.token())), "{reason:?} is in no table");
     }
+}
+
+#[test]
+fn the_table_of_events_is_the_codes() {
+    const EVENTS: &str = "docs/events.md";
+    const HEAD: &str = "|---|---|---|\n";
+    let text = read(EVENTS);
+    let (intro, shown) = text.split_once(HEAD).expect("the head of the table");
+    let rows: String = EventType::ALL
+        .iter()
+        .map(|kind| format!("| `{}` | {} | {} |\n", kind.name(), kind.class().name(), kind.meaning()))
+        .collect();
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(root().join(EVENTS), format!("{intro}{HEAD}{rows}"))
+            .expect("docs/events.md is writable");
+        return;
+    }
+    assert_eq!(shown, rows, "docs/events.md is behind the code: run `make bless`");
 }

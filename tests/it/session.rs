@@ -48,7 +48,7 @@ fn node_id() -> NodeId {
     NodeId::new("n-1").expect("an id")
 }
 
-fn open_journal(state: &std::path::Path, limits: EventLimits) -> Journal {
+fn open_journal(state: &std::path::Path, mode: Mode, limits: EventLimits) -> Journal {
     let mut rng = StdRng::seed_from_u64(1);
     let options = Options {
         // Made by the journal, with the permissions that it asks for.
@@ -57,7 +57,7 @@ fn open_journal(state: &std::path::Path, limits: EventLimits) -> Journal {
         incarnation: Incarnation::random(&mut rng),
         boot_id: BootId::random(&mut rng),
         wal_bytes: 64 << 10,
-        mode: Mode::Inline,
+        mode,
     };
     let id = JournalId::random(&mut rng);
     let locked = Locked::open(options, id).expect("a journal").with_event_limits(limits);
@@ -71,8 +71,12 @@ async fn node_with(prepare: impl AsyncFnOnce(&Journal)) -> Node {
 
 async fn node_with_limits(limits: EventLimits, prepare: impl AsyncFnOnce(&Journal)) -> Node {
     let state = tempfile::tempdir().expect("a directory");
-    let journal = open_journal(state.path(), limits);
+    let journal = open_journal(state.path(), Mode::Inline, limits);
     prepare(&journal).await;
+    node_over(state, journal)
+}
+
+fn node_over(state: tempfile::TempDir, journal: Journal) -> Node {
     let clock = Arc::new(TokioClock::starting_at(0));
     let working = WorkingClock::new(clock, Some(NOW), Some(NOW));
     let (dialer, dials) = dialer();

@@ -40,7 +40,7 @@ fn a_short_run_under_kills_holds_every_invariant_and_leaves_nothing_behind() {
     assert_eq!((report["schema"].as_u64(), report["seed"].as_u64()), (Some(1), Some(3)));
     let invariants = report["invariants"].as_array().expect("a list");
     let ids: Vec<_> = invariants.iter().filter_map(|one| one["id"].as_str()).collect();
-    assert_eq!(ids, ["I1", "I2", "I3"]);
+    assert_eq!(ids, ["I1", "I2", "I3", "I7"]);
     for one in invariants {
         assert!(one["held"] == true && one["checks"].as_u64() > Some(0), "{one}");
     }

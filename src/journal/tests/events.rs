@@ -333,10 +333,7 @@ async fn a_process_takes_what_its_predecessor_wrote_for_sent() {
     assert_eq!(journal.ack_of(&journal.id(), 2), AckOf::OldCopy, "its own start is not sent yet");
 }
 
-#[tokio::test]
-async fn a_journal_of_the_first_schema_is_brought_up_to_date_and_keeps_what_it_holds() {
-    let machine = Machine::new();
-    done(&machine.start(), "c-1", ONCE).await;
+fn back_to_the_first_schema(machine: &Machine) {
     machine
         .sql()
         .execute_batch(
@@ -346,9 +343,53 @@ async fn a_journal_of_the_first_schema_is_brought_up_to_date_and_keeps_what_it_h
              PRAGMA user_version = 1",
         )
         .expect("schema 1");
+}
+
+#[tokio::test]
+async fn a_journal_of_the_first_schema_can_be_looked_at_before_it_is_brought_up_to_date() {
+    let machine = Machine::new();
+    done(&machine.start(), "c-1", ONCE).await;
+    back_to_the_first_schema(&machine);
+    let snapshot = inspect::read(&machine.state()).expect("a snapshot");
+    assert_eq!(
+        (snapshot.schema, snapshot.counts.done, snapshot.events),
+        (1, 1, inspect::EventLine::default())
+    );
+}
+
+#[tokio::test]
+async fn a_snapshot_counts_events() {
+    let machine = Machine::new();
+    let journal = machine.start_with(SMALL);
+    for _ in 0..10 {
+        record(&journal, EventType::NodeLoad).await;
+    }
+    journal.events_acked(journal.id(), 6);
+    let events = journal.snapshot().await.expect("a snapshot").events;
+    assert_eq!((events.unacked, events.metrics, events.last, events.acked, events.dropped), (5, 5, 11, 6, 3));
+}
+
+#[tokio::test]
+async fn a_journal_of_the_first_schema_is_is_brought_up_to_date_and_keeps_what_it_holds() {
+    let machine = Machine::new();
+    done(&machine.start(), "c-1", ONCE).await;
+    back_to_the_first_schema(&machine);
     let journal = machine.start();
     assert_eq!(journal.id(), journal_id("j-1"));
     assert_eq!(result(&journal, "c-1").await.state, Terminal::Succeeded);
     let events = read(&journal, 0).await;
     assert_eq!((events.len(), events[0].seq), (1, 1), "its first event is the start");
+}
+
+#[tokio::test]
+async fn bytes_are_counted_as_bytes_so_that_what_is_acked_frees_all_that_it_took() {
+    let machine = Machine::new();
+    let journal = machine.start_with(EventLimits { count: 1000, bytes: 16 << 10 });
+    for n in 1..=50 {
+        let event = NewEvent::new(EventType::SessionOpened, json!({ "gateway": "ß€".repeat(400) }));
+        journal.record(event).await.expect("written");
+        assert_eq!(pending(&journal), if n == 1 { 2 } else { 1 }, "event {n} was dropped");
+        let last = journal.pending_events().borrow().last;
+        journal.events_acked(journal.id(), last);
+    }
 }

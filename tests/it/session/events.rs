@@ -2,6 +2,7 @@
 
 use bcd::journal::EventLimits;
 use bcd::model::{EventType, NewEvent, Reason};
+use futures_util::future::join_all;
 
 use super::*;
 
@@ -81,7 +82,13 @@ async fn what_was_not_acked_comes_again_in_the_next_session_and_what_welcome_ack
 
 #[tokio::test(start_paused = true)]
 async fn few_batches_are_under_way_unacked_and_a_result_overtakes_the_rest() {
-    let mut node = node_with(async |journal| record(journal, EventType::SessionOpened, 2000).await).await;
+    let large = async |journal: &Journal| {
+        for _ in 0..12 {
+            let body = serde_json::json!({ "padding": "x".repeat(60_000) });
+            journal.record(NewEvent::new(EventType::SessionOpened, body)).await.expect("written");
+        }
+    };
+    let mut node = node_with(large).await;
     let (_, mut far) = node.live().await;
     let unacked = batches(&mut far, false).await;
     assert_eq!(unacked.len(), 2, "{:?}", unacked.iter().map(|batch| batch.events.len()).collect::<Vec<_>>());
@@ -176,13 +183,15 @@ async fn an_ack_beyond_what_was_sent_does_so_in_a_live_session_too() {
 
 #[tokio::test(start_paused = true)]
 async fn ten_thousand_events_and_a_thousand_results_make_a_small_hello_and_all_arrive() {
-    let mut node = node_with(async |journal| {
-        for n in 0..1000 {
-            result(journal, &format!("c-{n}"), 1000).await;
-        }
-        record(journal, EventType::SessionOpened, 6998).await;
-    })
-    .await;
+    // Written by an earlier process, many to a commit.
+    let state = tempfile::tempdir().expect("a directory");
+    let before = open_journal(state.path(), Mode::Thread, EventLimits::default());
+    let names: Vec<String> = (0..1000).map(|n| format!("c-{n}")).collect();
+    join_all(names.iter().map(|name| result(&before, name, 1000))).await;
+    join_all((0..6996).map(|_| record(&before, EventType::SessionOpened, 1))).await;
+    before.close().await;
+    let journal = open_journal(state.path(), Mode::Inline, EventLimits::default());
+    let mut node = node_over(state, journal);
     assert_eq!(pending(&node), 9999);
     let (hello, before, first, mut far) = node.live_after_results().await;
     assert!(first <= 2, "held for one interval at most");
