@@ -68,6 +68,8 @@ pub struct JournalFacts {
     pub birth: Option<ServerTime>,
     /// There is room for one more result.
     pub room: bool,
+    /// Why the state directory takes no new command, if it takes none.
+    pub disk: Option<Reason>,
 }
 
 /// A row or tombstone of the same id.
@@ -136,6 +138,11 @@ enum No {
     Reject(Reason, String, Effect),
 }
 
+/// Why nothing new can be written down, if it cannot.
+fn no_room(facts: &JournalFacts) -> Option<Reason> {
+    facts.disk.or((!facts.room).then_some(Reason::JournalFull))
+}
+
 /// Decides, in the order of commands.md from step 3 on (steps 1 and 2 made the [`Verified`]).
 pub fn decide(command: Verified<Command>, context: &Context, facts: &JournalFacts) -> Decision {
     let command = command.into_inner();
@@ -149,8 +156,8 @@ pub fn decide(command: Verified<Command>, context: &Context, facts: &JournalFact
             Decision::Admit { admitted, attempt: attempt.unwrap_or(0) }
         }
         Err(No::Refuse(reason, detail)) => Decision::Refuse { reason, detail },
-        // A REJECTED takes a place among the unacked results as well.
-        Err(No::Reject(..)) if !facts.room => busy(Reason::JournalFull),
+        // A REJECTED needs a place on the disk and among the unacked results as well.
+        Err(No::Reject(..)) if let Some(why) = no_room(facts) => busy(why),
         Err(No::Reject(reason, message, effect)) => {
             let outcome = match attempt {
                 // A run was left behind, so the end is not "never run", whatever the step.
@@ -195,12 +202,12 @@ fn steps_4_to_8(command: &Command, context: &Context, facts: &JournalFacts) -> R
         return Err(No::Refuse(Reason::StaleGeneration, detail));
     }
     let hindrances = [
-        (context.stopping, Reason::Stopping),
-        (!facts.room, Reason::JournalFull),
-        (!context.credit, Reason::Credits),
+        context.stopping.then_some(Reason::Stopping),
+        no_room(facts),
+        (!context.credit).then_some(Reason::Credits),
     ];
-    match hindrances.into_iter().find(|(hinders, _)| *hinders) {
-        Some((_, why)) => Err(No::Refuse(Reason::Busy, why.token().into())),
+    match hindrances.into_iter().flatten().next() {
+        Some(why) => Err(No::Refuse(Reason::Busy, why.token().into())),
         None => Ok((kind, body.args)),
     }
 }

@@ -8,6 +8,7 @@ pub mod model;
 
 pub mod clock;
 pub mod failpoint;
+pub mod write_fault;
 
 pub mod wire;
 
@@ -26,6 +27,8 @@ pub mod admission;
 pub mod journal;
 
 pub mod exec;
+
+pub mod upkeep;
 
 pub mod identity;
 

@@ -48,7 +48,7 @@ fn context() -> Context {
 }
 
 fn facts() -> JournalFacts {
-    JournalFacts { row: None, birth: Some(at("2026-11-01T00:00:00Z")), room: true }
+    JournalFacts { row: None, birth: Some(at("2026-11-01T00:00:00Z")), room: true, disk: None }
 }
 
 fn with_row(state: KnownState) -> JournalFacts {
@@ -205,6 +205,9 @@ fn step_8_no_credit_no_room_or_stopping_is_refused_busy_with_the_why() {
     assert_eq!(why(&Context { credit: false, ..context() }, &facts()), busy(Reason::Credits));
     assert_eq!(why(&Context { stopping: true, ..context() }, &facts()), busy(Reason::Stopping));
     assert_eq!(why(&context(), &JournalFacts { room: false, ..facts() }), busy(Reason::JournalFull));
+    for trouble in [Reason::Disk, Reason::ReadOnly, Reason::IoError] {
+        assert_eq!(why(&context(), &JournalFacts { disk: Some(trouble), ..facts() }), busy(trouble));
+    }
 }
 
 #[test]

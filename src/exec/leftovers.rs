@@ -51,8 +51,8 @@ impl Leftovers {
         }
         let spared: Vec<Mark> = alive.iter().map(|record| Mark::of(record)).collect();
         let mut journals: Vec<&JournalId> = records.iter().map(|record| &record.journal_id).collect();
-        let own = locked.facts().journal_id;
-        journals.push(&own);
+        let (own, former) = (locked.facts().journal_id, locked.former_id()?);
+        journals.extend([&own].into_iter().chain(&former));
         journals.sort();
         journals.dedup();
         let ended = journals.into_iter().map(|journal| end(&Mark::journal(journal), &spared)).sum();

@@ -40,7 +40,7 @@ use self::cancel::{Cancellable, Cancels};
 use self::lanes::{Credit, InFlight};
 use crate::admission::Context;
 use crate::journal::{Admission, Durable, Journal, Reattached};
-use crate::model::{Answer, AnswerState, CommandId, Digest, Kind, Lane, Reason, Role};
+use crate::model::{Answer, AnswerState, CommandId, Digest, EventType, Kind, Lane, NewEvent, Reason, Role};
 use crate::session::outbox::{OutboxSender, Outgoing};
 use crate::session::working_clock::WorkingClock;
 use crate::wire::dsse::{self, Audience, Envelope, Policy};
@@ -204,6 +204,7 @@ impl Shared {
         let verified = match dsse::verify_command(&envelope, &self.parts.audience, self.parts.policy) {
             Ok(verified) => verified,
             Err(refusal) => {
+                self.note_wrong_node(refusal.reason, &refusal.detail).await;
                 return self.refuse(refusal.id, refusal.body_sha256, refusal.reason, refusal.detail);
             }
         };
@@ -245,6 +246,7 @@ impl Shared {
             Err(refusal) => {
                 // The wire has no answer for it: a CommandUpdate speaks of a command's bytes, not of a cancellation's.
                 tracing::warn!(id = %command_id, reason = %refusal.reason, detail = refusal.detail, "a cancellation is refused");
+                self.note_wrong_node(refusal.reason, &refusal.detail).await;
                 return;
             }
         };
@@ -263,6 +265,17 @@ impl Shared {
             }
             Ok(None) => tracing::info!(%id, "a cancellation waits for its command"),
             Err(error) => tracing::warn!(%id, %error, "a cancelled command cannot be looked up"),
+        }
+    }
+
+    /// A body for another node is a security event; without one, where the journal cannot be written.
+    async fn note_wrong_node(&self, reason: Reason, detail: &str) {
+        if reason != Reason::WrongNode {
+            return;
+        }
+        let event = NewEvent::new(EventType::WrongNode, serde_json::json!({ "detail": detail }));
+        if let Err(error) = self.parts.journal.record(event).await {
+            tracing::warn!(%error, "a body for another node is in no event");
         }
     }
 

@@ -129,7 +129,10 @@ async fn begin(
         let made;
         (running, made) = carrier(shared, running).await;
         match made {
-            Ok(carrier) => return (running, Begin::Go(carrier)),
+            Ok(carrier) => {
+                shared.parts.journal.file_written(None);
+                return (running, Begin::Go(carrier));
+            }
             Err(StartError::Began) => {
                 tracing::warn!(id = %id(&running), "began before; it is not started again");
                 let outcome = Outcome {
@@ -140,8 +143,11 @@ async fn begin(
                 };
                 return (running, Begin::Never(Box::new(outcome)));
             }
-            Err(error @ StartError::Failed(_)) => {
+            Err(error @ StartError::Failed { .. }) => {
                 tracing::warn!(id = %id(&running), %error, "nothing was started; tried again");
+                if let Some(trouble) = error.trouble() {
+                    shared.parts.journal.file_written(Some(trouble));
+                }
                 if shared.parts.lanes.stopping() {
                     return (running, Begin::Leave);
                 }
@@ -176,7 +182,7 @@ async fn carrier(
         BegunError::AlreadyExists { .. } => StartError::Began,
         BegunError::Io { .. } => {
             let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
-            StartError::Failed(format!("{error}{cause}"))
+            StartError::Failed { detail: format!("{error}{cause}"), errno: error.errno() }
         }
     });
     (running, made)

@@ -23,8 +23,8 @@ use super::leftovers;
 use super::process;
 use super::supervise::CANCEL;
 use super::supervise::job::{self, Answer, Job};
-use crate::journal::Ended;
 use crate::journal::begun::{Record, Supervisor};
+use crate::journal::{self, Ended, Trouble};
 use crate::model::{BootId, Outcome};
 
 /// Longest wait for a record: what has not been synced by then is no disk to start on.
@@ -49,8 +49,30 @@ pub(super) enum StartError {
     #[error("the command began before")]
     Began,
     /// Nothing was started; it may be tried again.
-    #[error("the supervisor cannot be started: {0}")]
-    Failed(String),
+    #[error("the supervisor cannot be started: {detail}")]
+    Failed {
+        /// What did not work.
+        detail: String,
+        /// The kernel's word about a file that could not be written, where that was it.
+        errno: Option<i32>,
+    },
+}
+
+impl StartError {
+    fn failed(detail: impl Into<String>) -> Self {
+        Self::Failed { detail: detail.into(), errno: None }
+    }
+
+    /// What an operator has to mend before a record can be written again.
+    pub(super) fn trouble(&self) -> Option<Trouble> {
+        match self {
+            Self::Failed { detail, errno: Some(errno) } => {
+                let why = journal::why(nix::errno::Errno::from_raw(*errno));
+                Some(Trouble { why, detail: detail.clone() })
+            }
+            Self::Failed { errno: None, .. } | Self::Began => None,
+        }
+    }
 }
 
 /// Starts a supervisor and waits until its record is durable.
@@ -60,7 +82,7 @@ pub(super) async fn start(program: &Path, job: Job) -> Result<Supervised, StartE
     let launched = tokio::task::spawn_blocking(move || launch(&program, &job)).await;
     let (child, supervisor) = launched.unwrap_or_else(|error| match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),
-        Err(ends) => Err(StartError::Failed(ends.to_string())),
+        Err(ends) => Err(StartError::failed(ends.to_string())),
     })?;
     begun.supervisor = Some(supervisor);
     Ok(Supervised { _child: Some(child), ..Supervised::find(state, begun, &boot_id) })
@@ -68,17 +90,17 @@ pub(super) async fn start(program: &Path, job: Job) -> Result<Supervised, StartE
 
 /// Blocks.
 fn launch(program: &Path, job: &Job) -> Result<(Reap, Supervisor), StartError> {
-    let (child, answer) = hand_over(program, job).map_err(|error| StartError::Failed(error.to_string()))?;
+    let (child, answer) = hand_over(program, job).map_err(|error| StartError::failed(error.to_string()))?;
     match answer {
         Ok(Answer::Durable(supervisor)) => return Ok((child, supervisor)),
         Ok(Answer::Exists) => return Err(StartError::Began),
-        Ok(Answer::Failed(error)) => return Err(StartError::Failed(error)),
+        Ok(Answer::Failed { detail, errno }) => return Err(StartError::Failed { detail, errno }),
         Err(_) => {}
     }
     // It died, or hangs on its disk. Ended for certain, it has left a record or has started nothing.
     child.kill();
     match job.begun.exists(&job.state) {
-        Ok(false) => Err(StartError::Failed("it ended before it had made its record".into())),
+        Ok(false) => Err(StartError::failed("it ended before it had made its record")),
         Ok(true) | Err(_) => Err(StartError::Began),
     }
 }

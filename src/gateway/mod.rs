@@ -15,6 +15,7 @@ pub mod control;
 mod credits;
 mod hello;
 mod hub;
+mod node_events;
 mod peer;
 mod service;
 mod session;

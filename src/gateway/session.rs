@@ -18,6 +18,7 @@ use tonic::{Code, Status, Streaming};
 
 use super::credits::Credits;
 use super::hub::{Hub, Live, SessionEnd, lock};
+use super::node_events::Batch;
 use super::store::{Applied, Deliver, Effects, StoreError};
 use super::update::Update;
 use crate::failpoint;
@@ -230,6 +231,7 @@ impl Session {
                             self.heartbeat(&beat).await?;
                             heartbeat = Some(beat.seq);
                         }
+                        Some(In::EventBatch(batch)) => self.events(batch).await?,
                         Some(In::Goodbye(goodbye)) => self.goodbye(&goodbye).await?,
                         Some(In::Hello(_)) => {
                             end = Some(SessionEnd::told(
@@ -271,13 +273,30 @@ impl Session {
         if updates.is_empty() {
             return Ok(());
         }
-        failpoint::hit(failpoint::GATEWAY_UPDATE);
+        // A crash test counts updates, however many of them happen to share a transaction.
+        let count = updates.len();
+        (0..count).for_each(|_| failpoint::hit(failpoint::GATEWAY_UPDATE));
         let (node, epoch, now) = (self.opening.node.clone(), self.live.epoch, self.hub.now());
         let effects = self.hub.store.updates(node, epoch, updates, now).await?;
-        failpoint::hit(failpoint::GATEWAY_STORED);
+        (0..count).for_each(|_| failpoint::hit(failpoint::GATEWAY_STORED));
         self.account(&effects);
         self.hub.commands_ended(&effects.ended());
         self.ack(None, effects.acks()).await
+    }
+
+    /// Stores a node's events and acks what is stored of their journal.
+    async fn events(&mut self, batch: pb::EventBatch) -> Result<(), Ended> {
+        let batch = match Batch::read(batch) {
+            Ok(batch) => batch,
+            Err(error) => {
+                tracing::warn!(node = %self.opening.node, %error, "a batch of events was ignored");
+                return Ok(());
+            }
+        };
+        let (node, now) = (self.opening.node.clone(), self.hub.now());
+        let (journal, event_seq) = self.hub.store.take_node_events(node, batch, now).await?;
+        let journal_id = journal.to_string();
+        self.send(Out::Ack(pb::Ack { journal_id, event_seq, ..Default::default() })).await
     }
 
     fn account(&mut self, effects: &Effects) {
@@ -353,7 +372,10 @@ impl Session {
         };
         self.send(Out::Command(command)).await?;
         failpoint::hit(failpoint::GATEWAY_SENT);
-        Ok(())
+        match deliver.cancel {
+            Some(body) => self.send(Out::Cancel(cancel_frame(&deliver.id, body))).await,
+            None => Ok(()),
+        }
     }
 
     async fn order(&mut self, order: pb::GatewayFrame) -> Result<(), Ended> {

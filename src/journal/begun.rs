@@ -17,6 +17,7 @@ use super::durable::Durable;
 use super::record::Running;
 use crate::failpoint;
 use crate::model::{BootId, CommandId, Digest, JournalId, ServerTime};
+use crate::write_fault::{self, Point};
 
 /// A record has ids of 128 bytes, a digest, a few numbers, and the paths of at most five control groups.
 const RECORD_BYTES: u64 = 32 << 10;
@@ -85,6 +86,16 @@ pub enum BegunError {
         /// The kernel's word.
         source: io::Error,
     },
+}
+
+impl BegunError {
+    /// The kernel's word, where that was it.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Io { source, .. } => source.raw_os_error(),
+            Self::AlreadyExists { .. } => None,
+        }
+    }
 }
 
 /// The directory of the records.
@@ -169,12 +180,14 @@ fn write(state: &Path, record: &Record) -> Result<Begun, BegunError> {
         move |source| BegunError::Io { action, path, source }
     };
     let text = serde_json::to_vec(record).map_err(io::Error::other).map_err(failed("encode"))?;
-    let opened = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-        .open(&path);
+    let opened = write_fault::check(Point::BegunCreate, &path).and_then(|()| {
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+            .open(&path)
+    });
     let mut file = match opened {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -182,11 +195,16 @@ fn write(state: &Path, record: &Record) -> Result<Begun, BegunError> {
         }
         Err(source) => return Err(failed("create")(source)),
     };
-    let synced = file.write_all(&text).and_then(|()| {
+    let mut sync = || {
+        write_fault::check(Point::BegunWrite, &path)?;
+        file.write_all(&text)?;
         failpoint::hit(failpoint::BEGUN_CREATED);
+        write_fault::check(Point::BegunSync, &path)?;
         file.sync_all()?;
+        write_fault::check(Point::BegunDirSync, &path)?;
         sync_dir(&dir(state))
-    });
+    };
+    let synced = sync();
     if let Err(source) = synced {
         // Ours, and without an effect: away with it, so that the next try makes a new file with a sync of its own.
         // Should it stay, it costs one `interrupted`, never a second run.

@@ -10,6 +10,7 @@ mod disk;
 mod durable;
 pub mod ended;
 mod error;
+mod events;
 mod faults;
 mod files;
 mod handle;
@@ -20,9 +21,12 @@ mod open;
 mod ops;
 pub mod record;
 pub mod recovery;
+mod rescue;
+mod room;
 mod rows;
 mod schema;
 mod settings;
+mod trouble;
 mod writer;
 
 #[cfg(all(test, feature = "fakehw"))]
@@ -36,14 +40,18 @@ pub use begun::{Begun, BegunError};
 pub use durable::Durable;
 pub use ended::Ended;
 pub use error::{OpenError, WriteError};
+pub use events::{EventLimits, PendingEvents};
 pub use faults::{At, Faults};
 pub use handle::Journal;
 pub use inspect::{InspectError, Snapshot};
 pub use open::Locked;
 pub use record::{Accepted, Reattached, Running, State};
 pub use recovery::Left;
+pub use rescue::Failed;
+pub use room::{LEAST_STATE_BYTES, Limits, RESERVE_BYTES};
+pub use trouble::{Source, Trouble, why};
 
-use crate::model::{Answer, BootId, CommandId, Done, Incarnation, JournalId, NodeId, ServerTime};
+use crate::model::{Answer, BootId, CommandId, Done, Event, Incarnation, JournalId, NodeId, ServerTime};
 
 /// How the writer runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -114,6 +122,15 @@ pub enum Admission {
     Restarted(Durable<Running>),
 }
 
+/// Of an open journal, for its conditions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Vitals {
+    /// Results that are owed or to come.
+    pub owed: u64,
+    /// Its birth, when it has one.
+    pub birth: Option<ServerTime>,
+}
+
 /// A page of unacked results.
 #[derive(Debug)]
 pub struct Unacked {
@@ -121,4 +138,24 @@ pub struct Unacked {
     pub results: Vec<Durable<Done>>,
     /// Pass it as `after` for the next page; absent when this was the last one.
     pub next: Option<u64>,
+}
+
+/// A page of events.
+#[derive(Debug)]
+pub struct EventPage {
+    /// The events, in their order.
+    pub events: Vec<Durable<Event>>,
+    /// Whether more stood behind them.
+    pub more: bool,
+}
+
+/// What an ack of events means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AckOf {
+    /// Of this journal, and sent: it may be forgotten.
+    Sent,
+    /// Of another journal: it forgets nothing.
+    AnotherJournal,
+    /// Of this journal and above what it can have sent: it is a copy from before that was sent.
+    OldCopy,
 }

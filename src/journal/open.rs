@@ -5,22 +5,27 @@ use std::sync::Arc;
 
 use rusqlite::Connection;
 use rusqlite::config::DbConfig;
+use serde_json::json;
 use tokio::sync::watch;
 
 use super::begun::{self, Record};
-use super::core::{Core, Counters, Shared};
+use super::core::{Core, Counters, Named, Shared};
 use super::disk::{Disk, Ground, KERNEL};
 use super::durable::Durable;
 use super::error::{OpenError, WriteError, is_corrupt};
+use super::events::{self, EventCounts, EventLimits};
 use super::faults::Faults;
 use super::lock::Lock;
 use super::record::{Reattached, State};
 use super::recovery::{self, Becomes, Found, Left};
+use super::rescue::Identity;
+use super::room::{Limits, Room};
 use super::rows::{self, Row};
 use super::schema::{self, Head};
+use super::trouble::Troubles;
 use super::{Facts, Journal, Options, Recovered, files, ops, settings};
-use crate::clock::{Clock as _, SystemClock};
-use crate::model::{CommandId, JournalId, Outcome, ServerTime};
+use crate::clock::{Clock, SystemClock};
+use crate::model::{CommandId, EventType, JournalId, NewEvent, Outcome, ServerTime};
 
 /// An open, locked journal in which nothing has been recovered yet: the moment to end leftover programs.
 #[derive(Debug)]
@@ -31,6 +36,12 @@ pub struct Locked {
     conn: Connection,
     head: Head,
     faults: Faults,
+    clock: Arc<dyn Clock>,
+    event_limits: EventLimits,
+    /// Name of the corrupt file that this journal replaces.
+    moved_aside: Option<String>,
+    limits: Limits,
+    open: Option<Identity>,
     // Last: the lock goes when the connection is closed.
     lock: Lock,
 }
@@ -84,17 +95,62 @@ impl Locked {
         let db = state.join("journal.db");
         let lock = Lock::take(&state, &db)?;
         files::prepare(ground.disk, &state, &db, unix_s())?;
+        let mut moved_aside = None;
         let conn = match establish(ground, &options, &db, &new_id, birth) {
             Err(OpenError::Sqlite { source, .. }) if is_corrupt(&source) => {
                 let aside = files::move_aside(&state, &db, unix_s())?;
                 tracing::error!(error = %source, kept = %aside.display(), "the journal is corrupt and was moved aside");
+                moved_aside = aside.file_name().map(|name| name.to_string_lossy().into_owned());
                 files::prepare(ground.disk, &state, &db, unix_s())?;
                 establish(ground, &options, &db, &new_id, birth)?
             }
             other => other?,
         };
         let head = schema::head(&conn).map_err(|source| OpenError::Sqlite { path: db.clone(), source })?;
-        Ok(Self { options, state, db, conn, head, faults: Faults::default(), lock })
+        // A file in memory has no other name to be found by.
+        let open = match ground.disk.vfs() {
+            None => Some(Identity::of(&db).map_err(|source| OpenError::Io {
+                action: "look at",
+                path: db.clone(),
+                source,
+            })?),
+            Some(_) => None,
+        };
+        Ok(Self {
+            options,
+            state,
+            db,
+            conn,
+            head,
+            faults: Faults::default(),
+            clock: Arc::new(SystemClock),
+            event_limits: EventLimits::default(),
+            moved_aside,
+            limits: Limits::NONE,
+            open,
+            lock,
+        })
+    }
+
+    /// Has events stamped by this clock instead of the machine's.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Sets how many events may wait.
+    #[must_use]
+    pub fn with_event_limits(mut self, limits: EventLimits) -> Self {
+        self.event_limits = limits;
+        self
+    }
+
+    /// What bcd may take of the disk; without a word there is no budget and no reserve.
+    #[must_use]
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
     }
 
     /// Has writes fail on demand; for tests.
@@ -123,6 +179,14 @@ impl Locked {
         Ok(records.whole)
     }
 
+    /// The id that this journal had before it was found to be an old copy: its programs bear it still.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub fn former_id(&self) -> Result<Option<JournalId>, OpenError> {
+        events::former_id(&self.conn).map_err(|source| OpenError::Sqlite { path: self.db.clone(), source })
+    }
+
     /// Settles every command that an older incarnation left, durably, and starts the writer: [`Self::recover_with`]
     /// where no process outlived the daemon. Blocks.
     ///
@@ -144,28 +208,39 @@ impl Locked {
     ) -> Result<(Journal, Recovered), WriteError> {
         let signed = signed.max(self.head.signed);
         let mode = self.options.mode;
-        let mut core = self.into_core().map_err(|error| WriteError::of(&error))?;
+        let moved_aside = self.moved_aside.clone();
+        let mut core = self.into_core().map_err(|error| WriteError::of(&error, None))?;
         let records = begun::read_all(&core.state)
             .map_err(|error| WriteError { why: crate::model::Reason::IoError, detail: error.to_string() })?;
         for path in &records.unreadable {
             tracing::warn!(path = %path.display(), "a begun record cannot be read; it stays and forbids its command");
         }
-        let Settled { mut recovered, reattached } =
-            core.run_one(|core| settle(core, &records.whole, signed, left))?;
+        let Settled { mut recovered, reattached } = core.run_one(|core| {
+            if let Some(kept) = moved_aside {
+                events::add(core, NewEvent::new(EventType::JournalMovedAside, json!({ "kept": kept })))?;
+            }
+            let settled = settle(core, &records.whole, signed, left)?;
+            events::add(core, started(core, &settled.recovered))?;
+            Ok(settled)
+        })?;
         recovered.reattached = reattached.into_iter().map(Durable::after_sync).collect();
         core.left.clone_from(&recovered.waiting);
         Ok((Journal::over(core, mode)?, recovered))
     }
 
     fn into_core(self) -> rusqlite::Result<Core> {
+        let events = EventCounts::read(&self.conn, self.event_limits)?;
+        let named = Named::new(self.head.journal_id, self.head.birth, events.last());
         let shared = Shared {
-            journal_id: self.head.journal_id,
-            birth: self.head.birth,
+            named: Arc::clone(&named).into(),
+            pending: watch::Sender::new(events.pending()),
             last_epoch: self.head.last_epoch.into(),
             commits: 0.into(),
-            failed: watch::Sender::new(false),
+            failed: watch::Sender::new(None),
+            troubles: Troubles::default(),
+            room: Room::new(&self.state, self.limits),
         };
-        let counters = Counters { owed: rows::owed(&self.conn)? };
+        let counters = Counters { named, events, owed: rows::owed(&self.conn)? };
         let last_seq = rows::last_seq(&self.conn)?;
         Ok(Core {
             conn: self.conn,
@@ -178,6 +253,8 @@ impl Locked {
             last_seq,
             left: Vec::new(),
             faults: self.faults,
+            clock: self.clock,
+            open: self.open,
             _lock: self.lock,
         })
     }
@@ -270,6 +347,18 @@ fn settle(
     }
     settled.recovered.unacked = rows::count(&core.conn, State::Done)?;
     Ok(settled)
+}
+
+fn started(core: &Core, recovered: &Recovered) -> NewEvent {
+    let body = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "incarnation": core.incarnation.as_str(),
+        "boot_id": core.boot_id.as_str(),
+        "interrupted": recovered.interrupted.len(),
+        "waiting": recovered.waiting.len(),
+        "unacked": recovered.unacked,
+    });
+    NewEvent::new(EventType::DaemonStarted, body)
 }
 
 /// The row that a lost journal had, or an old copy has not.

@@ -13,7 +13,7 @@ pub enum Use {
     Call,
     /// In a refused or ended command.
     Command,
-    /// As the why of a `busy`.
+    /// As the why of a `busy`: the whole message beside it.
     Busy,
     /// As the reason of a Goodbye, or of a session that the node ended.
     Session,
@@ -89,6 +89,7 @@ reasons! {
     FrameTooLarge, "frame-too-large", Session, "a frame was larger than 4 MiB";
     DrainRequested, "drain-requested", Session, "the gateway asked the node to redial elsewhere";
     IdentityExpired, "identity-expired", Session, "the node certificate has run out by the working clock; the node does not offer it";
+    OldCopy, "old-copy", Session, "the gateway has events that this journal has not sent yet: it is an older copy of itself, takes a new id and redials";
     Stop, "stop", Session, "the daemon was asked to stop";
 
     Invalid, "invalid", Command, "the frame is malformed or over a limit";
@@ -107,7 +108,7 @@ reasons! {
     JournalLost, "journal-lost", Command, "the journal that knew the command is lost, and the kind may not run twice";
     StaleGeneration, "stale-generation", Command, "the command needs a desired state newer than the one applied here";
     RolloutBehind, "rollout-behind", Command, "the rollout generation is below the highest one accepted";
-    Busy, "busy", Command, "not now; the detail says why";
+    Busy, "busy", Command, "not now; the message says why";
     Interrupted, "interrupted", Command, "the daemon ended while the command ran, so nobody knows how far it came";
     ExitStatus, "exit-status", Command, "the program ended with a status other than 0";
     Signal, "signal", Command, "a signal ended the program";

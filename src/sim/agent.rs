@@ -15,7 +15,7 @@ use crate::clock::{self, Clock};
 use crate::config::Config;
 use crate::identity::join::{self, JoinError, JournalOptions};
 use crate::identity::{Ticket, TicketError};
-use crate::journal::OpenError;
+use crate::journal::{Limits, OpenError};
 use crate::model::{Incarnation, NodeId};
 use crate::node::{BuildError, Node, Options};
 use crate::wire::dsse::Policy;
@@ -101,6 +101,7 @@ impl Agent {
         let options = Options {
             run_dir: None,
             wal_bytes: WAL_BYTES,
+            limits: Limits::NONE,
             ..Options::new(&config, Arc::clone(clock), StdRng::from_rng(rng), boot_id)
         };
         for _ in 0..HELD_TRIES {

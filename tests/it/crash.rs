@@ -12,6 +12,7 @@ use bcd::gateway::control::CommandView;
 use crate::lab::{Lab, shown, until};
 
 mod random;
+mod updates;
 
 /// How a command ends whose node died at a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

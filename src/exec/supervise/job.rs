@@ -43,7 +43,12 @@ pub(crate) enum Answer {
     /// There is a record already: nothing was started.
     Exists,
     /// The record could not be made: nothing was started.
-    Failed(String),
+    Failed {
+        /// What did not work.
+        detail: String,
+        /// The kernel's word about a file that could not be written, where that was it.
+        errno: Option<i32>,
+    },
 }
 
 /// Sends one message; its reader finds its end where the sender closes.

@@ -91,7 +91,7 @@ fn close_the_rest() -> io::Result<()> {
 /// Makes the begun record. Absent: nothing may start.
 fn begin(job: &Job, plan: &Plan) -> (Answer, Option<Record>) {
     let Some(supervisor) = process::own(job.boot_id.clone(), plan.groups.clone()) else {
-        return (Answer::Failed("cannot read /proc/self/stat".into()), None);
+        return (Answer::Failed { detail: "cannot read /proc/self/stat".into(), errno: None }, None);
     };
     let begun = Record { supervisor: Some(supervisor.clone()), ..job.begun.clone() };
     match begun.create(&job.state) {
@@ -99,7 +99,8 @@ fn begin(job: &Job, plan: &Plan) -> (Answer, Option<Record>) {
         Err(BegunError::AlreadyExists { .. }) => (Answer::Exists, None),
         Err(error @ BegunError::Io { .. }) => {
             let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
-            (Answer::Failed(format!("{error}{}", cause.unwrap_or_default())), None)
+            let detail = format!("{error}{}", cause.unwrap_or_default());
+            (Answer::Failed { detail, errno: error.errno() }, None)
         }
     }
 }
