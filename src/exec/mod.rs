@@ -16,6 +16,7 @@
 mod cancel;
 mod kinds;
 pub mod lanes;
+mod launch;
 pub mod leftovers;
 mod mark;
 mod probe;

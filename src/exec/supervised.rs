@@ -4,12 +4,10 @@
 //! it by its record.
 
 use std::io;
-use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use rustix::fs::FlockOperation;
@@ -19,6 +17,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time;
 
 use super::cancel::Cancelled;
+use super::launch::Launcher;
 use super::leftovers;
 use super::process;
 use super::supervise::CANCEL;
@@ -90,22 +89,32 @@ pub(super) async fn start(program: &Path, job: Job) -> Result<Supervised, StartE
 
 /// Blocks.
 fn launch(program: &Path, job: &Job) -> Result<(Reap, Supervisor), StartError> {
-    let (child, answer) = hand_over(program, job).map_err(|error| StartError::failed(error.to_string()))?;
+    let launcher = Launcher::for_this_process();
+    let (child, answer) =
+        hand_over(launcher, program, job).map_err(|error| StartError::failed(error.to_string()))?;
     match answer {
-        Ok(Answer::Durable(supervisor)) => return Ok((child, supervisor)),
+        Ok(Answer::Durable(supervisor)) => {
+            if launcher == Launcher::Systemd {
+                // The client, which holds the socket and the lock open: its unit goes on without it.
+                child.kill();
+                return Ok((Reap(None), supervisor));
+            }
+            return Ok((child, supervisor));
+        }
         Ok(Answer::Exists) => return Err(StartError::Began),
         Ok(Answer::Failed { detail, errno }) => return Err(StartError::Failed { detail, errno }),
         Err(_) => {}
     }
     // It died, or hangs on its disk. Ended for certain, it has left a record or has started nothing.
     child.kill();
+    launcher.end(&job.begun);
     match job.begun.exists(&job.state) {
         Ok(false) => Err(StartError::failed("it ended before it had made its record")),
         Ok(true) | Err(_) => Err(StartError::Began),
     }
 }
 
-fn hand_over(program: &Path, job: &Job) -> io::Result<(Reap, io::Result<Answer>)> {
+fn hand_over(launcher: Launcher, program: &Path, job: &Job) -> io::Result<(Reap, io::Result<Answer>)> {
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_read_timeout(Some(PATIENCE))?;
     ours.set_write_timeout(Some(PATIENCE))?;
@@ -113,18 +122,14 @@ fn hand_over(program: &Path, job: &Job) -> io::Result<(Reap, io::Result<Answer>)
     // it, and so never settles a command whose program is about to start (leftovers.rs).
     let lock = leftovers::records(&job.state)?;
     rustix::fs::flock(&lock, FlockOperation::LockShared)?;
-    let child = Command::new(program)
-        .arg0("bcd")
-        .arg("supervise")
-        .current_dir("/")
+    let child = launcher
+        .command(program, job)
         .stdin(Stdio::from(OwnedFd::from(theirs)))
         .stdout(Stdio::from(lock))
         .spawn()
         .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", program.display())))?;
     let child = Reap(Some(child));
-    let answer = job::send(&ours, job)
-        .and_then(|()| ours.shutdown(Shutdown::Write))
-        .and_then(|()| job::receive(&ours));
+    let answer = job::send(&ours, job).and_then(|()| job::receive(&ours));
     Ok((child, answer))
 }
 

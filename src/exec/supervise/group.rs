@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use crate::exec::launch;
 use crate::exec::mark::Mark;
 use crate::model::{Digest, ExecArgs};
 
@@ -234,9 +235,20 @@ fn enabled(v2: &Path, controller: &str) -> bool {
         let text = fs::read_to_string(v2.join(file)).unwrap_or_default();
         text.split_ascii_whitespace().any(|name| name == controller)
     };
-    has("cgroup.subtree_control")
-        || (has("cgroup.controllers")
-            && write(&v2.join("cgroup.subtree_control"), &format!("+{controller}")).is_ok())
+    if has("cgroup.subtree_control") || !has("cgroup.controllers") {
+        return has("cgroup.subtree_control");
+    }
+    let enable = || write(&v2.join("cgroup.subtree_control"), &format!("+{controller}"));
+    match enable() {
+        // A group with processes of its own hands no controller down. That of a unit started for this supervisor is
+        // this process's alone: it steps into a leaf.
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy && launch::is_own_unit(v2) => {
+            let leaf = v2.join("supervisor");
+            let _ = fs::create_dir(&leaf);
+            write(&leaf.join("cgroup.procs"), "0").and_then(|()| enable()).is_ok()
+        }
+        enabled => enabled.is_ok(),
+    }
 }
 
 fn write(file: &Path, value: &str) -> io::Result<()> {

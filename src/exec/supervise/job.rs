@@ -1,7 +1,8 @@
-//! What the daemon and a supervisor say to each other, each once, over the socket that is the supervisor's standard
-//! input: environment and input of a program are secrets, so no argument list and no file carries them.
+//! What the daemon and a supervisor say to each other, each once and in one line, over the socket that is the
+//! supervisor's standard input: environment and input of a program are secrets, so no argument list and no file carries
+//! them.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
@@ -51,14 +52,16 @@ pub(crate) enum Answer {
     },
 }
 
-/// Sends one message; its reader finds its end where the sender closes.
+/// Sends one message.
 pub(crate) fn send(mut to: impl Write, message: &impl Serialize) -> io::Result<()> {
-    to.write_all(&serde_json::to_vec(message)?)
+    let mut text = serde_json::to_vec(message)?;
+    text.push(b'\n');
+    to.write_all(&text)
 }
 
-/// Receives one message, up to where the sender closes.
+/// Receives one message. Whoever else holds the sender's end open does not matter.
 pub(crate) fn receive<T: DeserializeOwned>(from: impl Read) -> io::Result<T> {
     let mut text = Vec::new();
-    from.take(MESSAGE_BYTES).read_to_end(&mut text)?;
+    BufReader::new(from.take(MESSAGE_BYTES)).read_until(b'\n', &mut text)?;
     Ok(serde_json::from_slice(&text)?)
 }

@@ -22,6 +22,7 @@ use std::thread;
 use std::time::Duration;
 
 use nix::libc;
+use rustix::fs::FlockOperation;
 
 use self::end::{Cause, Streams};
 pub(super) use self::follow::CANCEL;
@@ -107,6 +108,9 @@ fn begin(job: &Job, plan: &Plan) -> (Answer, Option<Record>) {
 
 /// Gives back the socket, and the lock that tells the next daemon of a record under way.
 fn let_go() -> io::Result<()> {
+    // Not by closing it alone: the lock is held by every copy of its descriptor, and systemd keeps one as long as this
+    // service is there.
+    let _ = rustix::fs::flock(io::stdout(), FlockOperation::Unlock);
     let null = File::options().read(true).write(true).open("/dev/null")?;
     nix::unistd::dup2_stdin(&null)?;
     nix::unistd::dup2_stdout(&null)?;
@@ -157,7 +161,8 @@ fn time_limit(args: &ExecArgs) -> Duration {
     args.time_limit_s.map_or(Kind::NodeExec.properties().default_run_time, Duration::from_secs)
 }
 
-fn grace(args: &ExecArgs) -> Duration {
+/// Between SIGTERM and SIGKILL.
+pub(super) fn grace(args: &ExecArgs) -> Duration {
     args.grace_s.map_or(GRACE, Duration::from_secs)
 }
 
