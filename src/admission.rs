@@ -223,7 +223,7 @@ fn readable(command: &Command, context: &Context) -> Result<(Kind, Body), No> {
         ArgsError::UnsupportedField(_) => reject(Reason::UnsupportedField, error.to_string()),
         ArgsError::Invalid(_) => reject(Reason::InvalidArguments, error.to_string()),
     })?;
-    if !kind.properties().roles.contains(&context.role) {
+    if !may_run(kind.properties().roles, context.role) {
         let message = format!("a node of the role {} does not run {kind}", context.role.name());
         return Err(reject(Reason::KindNotAllowed, message));
     }
@@ -234,6 +234,11 @@ fn readable(command: &Command, context: &Context) -> Result<(Kind, Body), No> {
         ));
     }
     Ok((kind, body))
+}
+
+/// Whether a node of `role` runs a kind whose row of the table names `roles`.
+fn may_run(roles: &[Role], role: Role) -> bool {
+    roles.contains(&role)
 }
 
 /// Step 7, first row: the working clock is a gateway's word, so it only postpones; signed time ends the command.

@@ -6,9 +6,11 @@
 //! gone. There is nothing global here, no signal handler and no exit of the process, so that many nodes live in one.
 
 mod metrics;
+mod renewal;
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,12 +23,14 @@ use tokio::sync::{mpsc, watch};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::exec::{self, Executor, Lanes, Leftovers, ProbeFacts};
-use crate::identity::{Identity, LoadError};
+use crate::identity::{Identity, LoadError, Mark, join_again};
 use crate::journal::{
     self, Durable, EventLimits, Failed, Journal, Locked, OpenError, Reattached, Recovered, WriteError,
 };
 use crate::model::{BootId, Exit, Incarnation, JournalId, NodeId};
-use crate::session::{self, HelloFacts, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox};
+use crate::session::{
+    self, HelloFacts, Renewals, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox,
+};
 use crate::status::report::{self, Certificate, Report};
 use crate::status::socket::{Question, Socket};
 use crate::systemd::Notifier;
@@ -35,6 +39,7 @@ use crate::wire::dsse::{Audience, Policy};
 use crate::wire::grpc::GrpcDialer;
 use crate::wire::link::{Dialer, Endpoint};
 use crate::wire::tls::{self, BUILD_TIME, JudgeTime, Roots};
+use renewal::Renewal;
 
 /// The journal's log on a host: above SQLite's checkpoint at 1,000 pages of 4 KiB, so that commits overwrite it and
 /// never make it grow.
@@ -120,8 +125,13 @@ pub enum BuildError {
     #[error("the commands that an earlier daemon left cannot be settled")]
     Recovery(#[from] WriteError),
     /// TLS cannot be set up with the identity.
-    #[error("the identity cannot be used for TLS; join again")]
-    Tls(#[from] rustls::Error),
+    #[error("the identity cannot be used for TLS; {}", join_again(.state))]
+    Tls {
+        /// The state directory.
+        state: PathBuf,
+        /// Why.
+        source: rustls::Error,
+    },
 }
 
 impl BuildError {
@@ -132,7 +142,7 @@ impl BuildError {
             Self::Journal(error) => error.exit(),
             Self::Floors(error) => error.exit(),
             Self::Recovery(_) => Exit::CannotWrite,
-            Self::Tls(_) => Exit::Configuration,
+            Self::Tls { .. } => Exit::Configuration,
         }
     }
 }
@@ -141,6 +151,8 @@ impl BuildError {
 pub struct Node {
     options: Options,
     identity: Identity,
+    /// Which identity.json that is; absent where the dialer is given, so that no other could be used.
+    mark: Option<Mark>,
     incarnation: Incarnation,
     journal: Journal,
     reattached: Vec<Durable<Reattached>>,
@@ -155,6 +167,8 @@ impl Node {
     /// # Errors
     /// See [`BuildError`].
     pub fn build(mut options: Options) -> Result<Self, BuildError> {
+        // Before the load: what replaces the file in between is found by the first look.
+        let mark = Mark::of(&options.state).filter(|_| options.dialer.is_none());
         let identity = Identity::load(&options.state)?;
         let incarnation = Incarnation::random(&mut options.rng);
         let locked = Locked::open(
@@ -174,22 +188,22 @@ impl Node {
         let facts = locked.facts();
         let floors = Floors::read(&options.state)?;
         // A lost journal takes its mark from there.
-        let mark = facts.mark.max(floors.server_time_mark);
+        let time_mark = facts.mark.max(floors.server_time_mark);
         // Before recovery calls their commands interrupted: nothing may run on behind such a word.
         let leftovers = Leftovers::settle(&locked, &options.state, &options.boot_id)?;
-        let working = WorkingClock::new(Arc::clone(&options.clock), mark, facts.signed);
+        let working = WorkingClock::new(Arc::clone(&options.clock), time_mark, facts.signed);
         let (journal, recovered) =
             locked.recover_with(working.signed(), &mut |begun| leftovers.left(begun))?;
         log_start(&identity, &recovered, leftovers.ended);
         let dialer = match options.dialer.take() {
             Some(dialer) => dialer,
-            None => grpc_dialer(&identity, &working)?,
+            None => grpc_dialer(&identity, &working, &options.state)?,
         };
-        if let Some(mark) = mark {
+        if let Some(mark) = time_mark {
             journal.note_time(mark, None);
         }
         let reattached = recovered.reattached;
-        Ok(Self { options, identity, incarnation, journal, reattached, working, floors, dialer })
+        Ok(Self { options, identity, mark, incarnation, journal, reattached, working, floors, dialer })
     }
 
     /// Whose node it is.
@@ -204,31 +218,46 @@ impl Node {
         let lanes = Lanes::default();
         let (say, status) = watch::channel(SessionStatus::new(self.options.clock.boot()));
         let conditions = Conditions::new(Arc::clone(&self.options.clock));
-        let upkeep = self.upkeep(conditions.clone(), status.clone()).run();
+        let (use_identity, identity) = watch::channel(self.identity.clone());
+        let (end, ending) = watch::channel(None);
+        let renewals = self.renewals(use_identity, end);
+        let upkeep = self.upkeep(conditions.clone(), status.clone(), identity.clone()).run();
         let notifier = Arc::clone(&self.options.notifier);
         let notified = status.clone();
-        let reporter = Arc::new(self.reporter(lanes.clone(), status, conditions));
-        let end = fatal(journal.clone(), self.options.run_dir.clone(), self.options.boot_id.clone());
-        let work = self.start(lanes, say, stop.clone());
+        let reporter = Arc::new(self.reporter(lanes.clone(), status, conditions, identity));
+        let fatal = fatal(journal.clone(), self.options.run_dir.clone(), self.options.boot_id.clone());
+        let (relayed, relay) = relay(stop, ending.clone());
+        let work = self.start(lanes, say, renewals, relayed.clone());
         let exit = tokio::select! {
             biased;
-            failed = end => {
+            failed = fatal => {
                 tracing::error!("{}", failed.detail());
                 return Exit::CannotWrite;
             }
+            never = relay => match never {},
             () = upkeep => Exit::Failed,
             () = work => Exit::Done,
-            () = overdue(stop.clone()) => {
+            () = overdue(relayed.clone()) => {
                 tracing::warn!("the stop took too long; what is unfinished is settled at the next start");
                 Exit::Done
             }
             () = answer(socket, reporter) => Exit::Failed,
-            () = notifier.follow(notified, stop.clone()) => Exit::Failed,
+            () = notifier.follow(notified, relayed.clone()) => Exit::Failed,
         };
         if tokio::time::timeout(CLOSE, journal.close()).await.is_err() {
             tracing::warn!("the journal could not be closed in time; the next start reads it all the same");
         }
-        exit
+        (*ending.borrow()).unwrap_or(exit)
+    }
+
+    fn renewals(
+        &self,
+        current: watch::Sender<Identity>,
+        end: watch::Sender<Option<Exit>>,
+    ) -> Option<Box<dyn Renewals>> {
+        let file = (self.options.state.clone(), self.mark?);
+        let own = self.options.endpoints.clone();
+        Some(Box::new(Renewal::new(file, own, self.working.clone(), current, end)))
     }
 
     fn bind_status_socket(&self) -> Option<Socket> {
@@ -241,13 +270,18 @@ impl Node {
             .ok()
     }
 
-    fn upkeep(&self, conditions: Conditions, session: watch::Receiver<SessionStatus>) -> Upkeep {
+    fn upkeep(
+        &self,
+        conditions: Conditions,
+        session: watch::Receiver<SessionStatus>,
+        identity: watch::Receiver<Identity>,
+    ) -> Upkeep {
         Upkeep {
             state: self.options.state.clone(),
             journal: self.journal.clone(),
             working: self.working.clone(),
             session,
-            not_after: self.identity.not_after,
+            identity,
             conditions,
             floors: self.floors.clone(),
         }
@@ -258,18 +292,12 @@ impl Node {
         lanes: Lanes,
         session: watch::Receiver<SessionStatus>,
         conditions: Conditions,
+        identity: watch::Receiver<Identity>,
     ) -> Reporter {
         Reporter {
             conditions,
-            node: report::Node {
-                id: self.identity.node_id.clone(),
-                role: self.identity.role,
-                site: self.identity.site.clone(),
-                trust_domain: self.identity.trust_domain.clone(),
-                generation: self.identity.generation,
-                fingerprint: self.identity.fingerprint,
-            },
-            not_after: self.identity.not_after,
+            identity,
+            join_again: join_again(&self.options.state),
             incarnation: self.incarnation.clone(),
             journal: self.journal.clone(),
             working: self.working.clone(),
@@ -284,11 +312,14 @@ impl Node {
         mut self,
         lanes: Lanes,
         status: watch::Sender<SessionStatus>,
+        renewals: Option<Box<dyn Renewals>>,
         stop: watch::Receiver<bool>,
     ) -> impl Future<Output = ()> {
         let metrics = metrics::run(self.journal.clone(), lanes.clone());
         let (deliver, deliveries) = mpsc::channel(session::DELIVERIES);
         let (answers, outbox) = outbox();
+        let (own, state) = (&self.options.endpoints, &self.options.state);
+        let credentials = renewal::credentials(&self.identity, own, state, self.dialer);
         let daemon_version = env!("CARGO_PKG_VERSION").to_owned();
         let executor = Executor::new(exec::Parts {
             journal: self.journal.clone(),
@@ -313,17 +344,15 @@ impl Node {
             program: self.options.program,
             reattached: self.reattached,
         });
-        let own = self.options.endpoints;
         let session = Session::new(SessionParts {
-            dialer: self.dialer,
-            endpoints: if own.is_empty() { self.identity.endpoints } else { own },
+            credentials,
+            renewals,
             hello: HelloFacts {
                 node_id: self.identity.node_id,
                 role: self.identity.role,
                 boot_id: self.options.boot_id,
                 incarnation: self.incarnation,
                 daemon_version,
-                cert_not_after: self.identity.not_after,
             },
             journal: self.journal,
             working: self.working,
@@ -363,10 +392,15 @@ fn log_start(identity: &Identity, recovered: &Recovered, ended: usize) {
     }
 }
 
-fn grpc_dialer(identity: &Identity, working: &WorkingClock) -> Result<Arc<dyn Dialer>, rustls::Error> {
+fn grpc_dialer(
+    identity: &Identity,
+    working: &WorkingClock,
+    state: &Path,
+) -> Result<Arc<dyn Dialer>, BuildError> {
     let roots = Roots::Certificates(identity.gateway_roots.clone());
     let time = Arc::new(ServerClock(working.clone()));
-    let tls = tls::client_config(&roots, Some(Arc::clone(&identity.key)), time)?;
+    let tls = tls::client_config(&roots, Some(Arc::clone(&identity.key)), time)
+        .map_err(|source| BuildError::Tls { state: state.to_owned(), source })?;
     Ok(Arc::new(GrpcDialer::new(Arc::new(tls))))
 }
 
@@ -381,6 +415,29 @@ impl JudgeTime for ServerClock {
         let time = if heard { known } else { known.max(Some(BUILD_TIME)) };
         (tls::unix_time(time.unwrap_or(BUILD_TIME)), heard)
     }
+}
+
+/// One stop signal of two: asked for from outside, or the identity is no longer this process's.
+fn relay(
+    mut stop: watch::Receiver<bool>,
+    mut ending: watch::Receiver<Option<Exit>>,
+) -> (watch::Receiver<bool>, impl Future<Output = Infallible>) {
+    let (say, relayed) = watch::channel(false);
+    let relay = async move {
+        let foreign = async {
+            if ending.wait_for(Option::is_some).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            // A sender that is gone asks for the same.
+            _ = stop.wait_for(|stop| *stop) => {}
+            () = foreign => {}
+        }
+        say.send_replace(true);
+        std::future::pending().await
+    };
+    (relayed, relay)
 }
 
 /// Resolves when the time for a clean stop is over.
@@ -416,11 +473,19 @@ async fn fatal(journal: Journal, run: Option<PathBuf>, boot: BootId) -> Failed {
     failed
 }
 
+/// A document, or an object that says why there is none.
+fn answered(found: &Result<impl serde::Serialize, WriteError>) -> serde_json::Result<Vec<u8>> {
+    match found {
+        Ok(document) => serde_json::to_vec(document),
+        Err(error) => serde_json::to_vec(&serde_json::json!({ "error": error.to_string() })),
+    }
+}
+
 /// What the status socket is answered from.
 struct Reporter {
     conditions: Conditions,
-    node: report::Node,
-    not_after: crate::model::ServerTime,
+    identity: watch::Receiver<Identity>,
+    join_again: String,
     incarnation: Incarnation,
     journal: Journal,
     working: WorkingClock,
@@ -432,9 +497,14 @@ impl Reporter {
     async fn answer(&self, question: Question) -> Vec<u8> {
         let document = match question {
             Question::Status => serde_json::to_vec(&self.report().await),
-            Question::Journal => match self.journal.snapshot().await {
-                Ok(snapshot) => serde_json::to_vec(&snapshot),
-                Err(error) => serde_json::to_vec(&serde_json::json!({ "error": error.to_string() })),
+            Question::Journal => answered(&self.journal.snapshot().await),
+            Question::Check => answered(&self.journal.check().await),
+            Question::Export(cursor) => match self.journal.export(cursor).await {
+                Ok(page) => {
+                    let next = page.next.map(|next| next.to_string());
+                    Ok(format!("{}\n{}", serde_json::json!({ "next": next }), page.lines).into_bytes())
+                }
+                error => answered(&error.map(drop)),
             },
         };
         // An empty answer is "did not answer" to whoever asked.
@@ -444,8 +514,12 @@ impl Reporter {
     async fn report(&self) -> Report {
         let journal = self.journal.snapshot().await.map(|snapshot| report::Journal::of(&snapshot));
         let server_time = self.working.now();
-        let certificate = Certificate::at(self.not_after, server_time);
-        upkeep::observe(&self.conditions, &self.journal, &self.working, self.not_after).await;
+        let (node, not_after) = {
+            let identity = self.identity.borrow();
+            (report::Node::of(&identity), identity.not_after)
+        };
+        let certificate = Certificate::at(not_after, server_time);
+        upkeep::observe(&self.conditions, &self.journal, &self.working, not_after, &self.join_again).await;
         Report {
             schema: report::SCHEMA,
             version: env!("CARGO_PKG_VERSION").into(),
@@ -453,7 +527,7 @@ impl Reporter {
             incarnation: self.incarnation.clone(),
             boot_ms: u64::try_from(self.working.clock().boot().as_millis()).unwrap_or(u64::MAX),
             server_time,
-            node: self.node.clone(),
+            node,
             session: self.session.borrow().clone(),
             lanes: self.lanes.free(),
             running: self.lanes.running_ids(),

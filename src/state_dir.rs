@@ -57,6 +57,14 @@ pub enum StateError {
     /// Another process holds the directory.
     #[error("another bcd process is changing {}; wait until it has ended", .0.display())]
     Busy(PathBuf),
+    /// It is missing and cannot be made.
+    #[error("cannot make the directory {path}{hint}; make it by hand, or choose another with --state DIR (for the status socket: --run DIR)", path = path.display(), hint = hint(*source))]
+    NotMade {
+        /// Which.
+        path: PathBuf,
+        /// The system's error.
+        source: Errno,
+    },
     /// The system refused.
     #[error("cannot {doing} {path}{hint}", path = path.display(), hint = hint(*source))]
     System {
@@ -83,9 +91,13 @@ impl StateError {
     pub fn exit(&self) -> Exit {
         match self {
             Self::Owner { .. } | Self::Mode { .. } | Self::Kind { .. } => Exit::Permission,
-            Self::System { source: Errno::ACCESS | Errno::PERM, .. } => Exit::Permission,
+            Self::System { source, .. } | Self::NotMade { source, .. }
+                if matches!(*source, Errno::ACCESS | Errno::PERM) =>
+            {
+                Exit::Permission
+            }
             Self::Busy(_) => Exit::TryLater,
-            Self::TooLarge { .. } | Self::System { .. } => Exit::CannotWrite,
+            Self::TooLarge { .. } | Self::System { .. } | Self::NotMade { .. } => Exit::CannotWrite,
         }
     }
 }
@@ -301,9 +313,10 @@ pub fn make(path: &Path, mode: Mode) -> Result<(), StateError> {
         Err(Errno::NOENT) if parent != Path::new(".") => {
             // Only the last one is ours alone.
             make(parent, Mode::from_raw_mode(0o755))?;
-            rustix::fs::mkdir(path, mode).map_err(|errno| system("make", path, errno))?;
+            rustix::fs::mkdir(path, mode)
+                .map_err(|source| StateError::NotMade { path: path.to_owned(), source })?;
         }
-        Err(errno) => return Err(system("make", path, errno)),
+        Err(source) => return Err(StateError::NotMade { path: path.to_owned(), source }),
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let above = rustix::fs::open(parent, flags, Mode::empty());

@@ -28,31 +28,36 @@ pub enum Point {
     StateRename,
     /// Its directory is synced.
     StateDirSync,
+    /// An outcome record is created, as a temporary file.
+    OutcomeCreate,
+    /// Its bytes are written.
+    OutcomeWrite,
+    /// It is synced.
+    OutcomeSync,
+    /// It is renamed into place.
+    OutcomeRename,
+    /// Its directory is synced.
+    OutcomeDirSync,
     /// A commit of the journal: the sync fails whatever the errno.
     JournalSync,
 }
 
 impl Point {
-    /// Every point.
-    pub const ALL: [Self; 10] = [
-        Self::BegunCreate,
-        Self::BegunWrite,
-        Self::BegunSync,
-        Self::BegunDirSync,
-        Self::StateCreate,
-        Self::StateWrite,
-        Self::StateSync,
-        Self::StateRename,
-        Self::StateDirSync,
-        Self::JournalSync,
-    ];
-
     /// Those of begun records.
     pub const BEGUN: [Self; 4] = [Self::BegunCreate, Self::BegunWrite, Self::BegunSync, Self::BegunDirSync];
 
     /// Those of state files.
     pub const STATE: [Self; 5] =
         [Self::StateCreate, Self::StateWrite, Self::StateSync, Self::StateRename, Self::StateDirSync];
+
+    /// Those of outcome records.
+    pub const OUTCOME: [Self; 5] = [
+        Self::OutcomeCreate,
+        Self::OutcomeWrite,
+        Self::OutcomeSync,
+        Self::OutcomeRename,
+        Self::OutcomeDirSync,
+    ];
 
     /// Its name in the file of faults.
     pub fn name(self) -> &'static str {
@@ -66,6 +71,11 @@ impl Point {
             Self::StateSync => "state.sync",
             Self::StateRename => "state.rename",
             Self::StateDirSync => "state.dir-sync",
+            Self::OutcomeCreate => "outcome.create",
+            Self::OutcomeWrite => "outcome.write",
+            Self::OutcomeSync => "outcome.sync",
+            Self::OutcomeRename => "outcome.rename",
+            Self::OutcomeDirSync => "outcome.dir-sync",
             Self::JournalSync => "journal.sync",
         }
     }

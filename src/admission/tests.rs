@@ -216,3 +216,11 @@ fn step_8_the_cap_on_unacked_results_holds_before_a_rejected_is_written_too() {
     let decision = decide(command("disk.format", "", "{}"), &context(), &full);
     assert_eq!(refused(decision), (Reason::Busy, Some(Reason::JournalFull)));
 }
+
+#[test]
+fn a_kind_runs_only_on_the_roles_of_its_row() {
+    assert!(may_run(&[Role::Host, Role::Ramdisk], Role::Ramdisk));
+    assert!(may_run(&[Role::Ramdisk], Role::Ramdisk));
+    assert!(!may_run(&[Role::Ramdisk], Role::Host), "provisioning is not for an installed host");
+    assert!(!may_run(&[], Role::Host));
+}

@@ -40,7 +40,10 @@ enum ReadError {
         "--ticket takes the file that holds the ticket, or - for standard input; a ticket on the command line can be read by every user of this machine and stays in the shell's history: ask for a new one"
     )]
     OnTheCommandLine,
-    #[error("cannot read the ticket {}", .path.display())]
+    #[error(
+        "cannot read the ticket {}; name the file that it was saved in with --ticket FILE, or hand it to standard input with --ticket -",
+        .path.display()
+    )]
     File { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Ticket(#[from] TicketError),

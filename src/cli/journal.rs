@@ -4,6 +4,9 @@ use std::fmt::Write as _;
 
 use super::{ConfigArgs, fail, print};
 use crate::config::Config;
+use crate::identity::Identity;
+use crate::journal::check::Check;
+use crate::journal::export::Cursor;
 use crate::journal::inspect::{self, CommandLine, InspectError, Snapshot};
 use crate::model::{Exit, ServerTime};
 use crate::status::socket::{AskError, Question, ask};
@@ -25,12 +28,40 @@ enum Action {
         #[command(flatten)]
         config: ConfigArgs,
     },
+    /// Print everything in it, the begun records too, as JSON lines with a `type` each. Changes nothing.
+    ///
+    /// Outputs of results that are not acked are in base64. From a running daemon the lines come in pages: each line is
+    /// whole, and commands that end meanwhile may be shown before or after their end.
+    Export {
+        #[command(flatten)]
+        config: ConfigArgs,
+    },
+    /// Check that it is sound: the file's integrity, and what must hold between its rows and the begun records.
+    ///
+    /// Exit code 0: sound; 1: problems were found; 3: could not tell; 79: it is another node's or a newer release's.
+    Check {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        config: ConfigArgs,
+    },
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
-    let Action::Show { json, config } = &args.action;
-    let snapshot = snapshot(&config.load()?)?;
-    if *json {
+    match &args.action {
+        Action::Show { json, config } => show(*json, &config.load()?),
+        Action::Export { config } => export(&config.load()?),
+        Action::Check { json, config } => check(*json, &config.load()?),
+    }
+}
+
+fn show(json: bool, config: &Config) -> Result<Exit, Exit> {
+    let snapshot: Snapshot = match from_daemon(config, &Question::Journal)? {
+        Some(bytes) => read(&bytes)?,
+        None => inspect::read(&config.state).map_err(|error| fail(&error, exit_of(&error)))?,
+    };
+    if json {
         super::print_json(&snapshot)?;
     } else {
         print(&text(&snapshot))?;
@@ -38,15 +69,82 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
     Ok(Exit::Done)
 }
 
-fn snapshot(config: &Config) -> Result<Snapshot, Exit> {
-    let bytes = match ask(&config.run, Question::Journal) {
-        Ok(bytes) => bytes,
-        Err(AskError::NoDaemon(_)) => {
-            return inspect::read(&config.state).map_err(|error| fail(&error, exit_of(&error)));
+fn export(config: &Config) -> Result<Exit, Exit> {
+    let mut cursor = Cursor::Commands(None);
+    loop {
+        let Some(bytes) = from_daemon(config, &Question::Export(cursor))? else {
+            return export_file(config);
+        };
+        let (head, lines) =
+            bytes.split_at(bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |at| at + 1));
+        let head: Head = read(head)?;
+        print(&String::from_utf8_lossy(lines))?;
+        match head.next.map(|next| next.parse()) {
+            None => return Ok(Exit::Done),
+            Some(Ok(next)) => cursor = next,
+            Some(Err(())) => {
+                super::note("bcd: the daemon's answer cannot be read; restart it after replacing the binary");
+                return Err(Exit::Unknown);
+            }
         }
-        Err(error) => return Err(fail(&error, error.exit())),
+    }
+}
+
+/// Of a page of the daemon.
+#[derive(serde::Deserialize)]
+struct Head {
+    next: Option<String>,
+}
+
+fn export_file(config: &Config) -> Result<Exit, Exit> {
+    let mut printed = Ok(());
+    let exported = inspect::export(&config.state, |lines| {
+        printed = print(lines);
+        printed.is_ok()
+    });
+    exported.map_err(|error| fail(&error, exit_of(&error)))?;
+    printed.map(|()| Exit::Done)
+}
+
+fn check(json: bool, config: &Config) -> Result<Exit, Exit> {
+    let found: Check = match from_daemon(config, &Question::Check)? {
+        Some(bytes) => read(&bytes)?,
+        None => {
+            // Without an identity there is nobody whose journal it should be.
+            let node = Identity::load(&config.state).ok().map(|identity| identity.node_id);
+            inspect::check(&config.state, node.as_ref())
+                .map_err(|error| fail(&error, checked_exit(&error)))?
+        }
     };
-    serde_json::from_slice(&bytes).map_err(|_| {
+    if json {
+        super::print_json(&found)?;
+    } else {
+        let counts = found.counts;
+        let commands = counts.accepted + counts.running + counts.done + counts.tombstones;
+        let words = if found.problems.is_empty() { "sound".into() } else { found.problems.join("\n") };
+        print(&format!(
+            "{words}\n{commands} commands, {} begun records, {} bytes and {} of log\n",
+            found.begun, found.db_bytes, found.wal_bytes
+        ))?;
+    }
+    Ok(if found.problems.is_empty() { Exit::Done } else { Exit::Failed })
+}
+
+/// Its answer; nothing when no daemon runs.
+fn from_daemon(config: &Config, question: &Question) -> Result<Option<Vec<u8>>, Exit> {
+    match ask(&config.run, question) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(AskError::NoDaemon(_)) => Ok(None),
+        Err(error) => Err(fail(&error, error.exit())),
+    }
+}
+
+fn read<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, Exit> {
+    // An error has this form too, and would be taken for a page without a next.
+    let error =
+        serde_json::from_slice::<serde_json::Value>(bytes).ok().filter(|found| found.get("error").is_some());
+    let found = if error.is_some() { None } else { serde_json::from_slice(bytes).ok() };
+    found.ok_or_else(|| {
         let words = String::from_utf8_lossy(&bytes[..bytes.len().min(400)]).into_owned();
         super::note(&format!("bcd: the daemon cannot show its journal: {words}"));
         Exit::Unknown
@@ -58,6 +156,15 @@ fn exit_of(error: &InspectError) -> Exit {
         InspectError::Missing(_) => Exit::Configuration,
         InspectError::Held { .. } => Exit::Unknown,
         InspectError::Open(error) => error.exit(),
+    }
+}
+
+/// Damage so great that nothing can be read is what was looked for.
+fn checked_exit(error: &InspectError) -> Exit {
+    match error {
+        InspectError::Open(error) if error.is_damage() => Exit::Failed,
+        InspectError::Open(error) if error.exit() == Exit::ForeignState => Exit::ForeignState,
+        _ => Exit::Unknown,
     }
 }
 

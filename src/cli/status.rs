@@ -26,7 +26,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
     let config = args.config.load()?;
-    let bytes = ask(&config.run, Question::Status).map_err(|error| fail(&error, error.exit()))?;
+    let bytes = ask(&config.run, &Question::Status).map_err(|error| fail(&error, error.exit()))?;
     if args.json {
         let document: serde_json::Value = read(&bytes)?;
         super::print_json(&document)?;

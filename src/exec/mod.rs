@@ -14,6 +14,8 @@
 //! ACCEPTED, RUNNING, result; nothing starts before RUNNING and the begun record are durable.
 
 mod cancel;
+#[cfg(test)]
+mod documented;
 mod kinds;
 pub mod lanes;
 mod launch;

@@ -89,7 +89,7 @@ pub struct Retry<'a> {
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     /// There is an identity.
-    #[error("this machine has joined already, as {node_id} ({}); to join it anew, stop bcd and move the state directory away: mv {state} {state}.old", .path.display(), state = .path.parent().unwrap_or(.path).display())]
+    #[error("this machine has joined already, as {node_id} ({}); if it is to {}", .path.display(), super::join_again_beside(.path))]
     AlreadyJoined {
         /// Its node id.
         node_id: NodeId,

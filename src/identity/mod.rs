@@ -5,6 +5,7 @@
 //! that takes server time, which the session has.
 
 mod accept;
+mod again;
 mod certificate;
 pub mod join;
 mod keys;
@@ -18,6 +19,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::sign::CertifiedKey;
 
 pub use accept::{Accepted, AnswerError};
+pub use again::{Mark, join_again};
 pub use certificate::{CertificateError, Leaf};
 pub use keys::KeyError;
 pub use stored::FileError;
@@ -26,6 +28,7 @@ pub use ticket::{Ticket, TicketError, Token};
 use crate::model::{Digest, Exit, NodeId, Role, ServerTime};
 use crate::state_dir::{StateDir, StateError};
 use crate::wire::link::{BadEndpoint, Endpoint};
+use again::join_again_beside;
 use keys::NodeKey;
 use stored::{Stored as _, StoredIdentity};
 
@@ -74,7 +77,7 @@ pub enum LoadError {
     #[error(transparent)]
     Key(#[from] KeyError),
     /// identity.json names a key that is not there.
-    #[error("the identity's key {} is missing; restore it, or {}", .path.display(), again(.state))]
+    #[error("the identity's key {} is missing; restore it, or {}", .path.display(), join_again(.state))]
     KeyMissing {
         /// The key's file.
         path: PathBuf,
@@ -82,7 +85,7 @@ pub enum LoadError {
         state: PathBuf,
     },
     /// The certificate in identity.json is none of a node.
-    #[error("the certificate in {} cannot be used; {}", .path.display(), again_beside(.path))]
+    #[error("the certificate in {} cannot be used; {}", .path.display(), join_again_beside(.path))]
     Certificate {
         /// identity.json.
         path: PathBuf,
@@ -90,7 +93,7 @@ pub enum LoadError {
         source: CertificateError,
     },
     /// identity.json contradicts its own certificate or key.
-    #[error("{}: {what} is not the certificate's; {}", .path.display(), again_beside(.path))]
+    #[error("{}: {what} is not the certificate's; {}", .path.display(), join_again_beside(.path))]
     Contradiction {
         /// identity.json.
         path: PathBuf,
@@ -105,15 +108,6 @@ pub enum LoadError {
         /// Which.
         source: BadEndpoint,
     },
-}
-
-fn again(state: &Path) -> String {
-    let state = state.display();
-    format!("join again: mv {state} {state}.old && bcd join --ticket FILE")
-}
-
-fn again_beside(identity: &Path) -> String {
-    again(identity.parent().unwrap_or(identity))
 }
 
 impl LoadError {
@@ -189,4 +183,4 @@ fn assemble(stored: StoredIdentity, key: &NodeKey, path: PathBuf) -> Result<Iden
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -3,15 +3,20 @@ use crate::model::ServerTime;
 use stored::{Der, KeyName, Pending};
 
 /// A state directory with an identity whose parts fit together, and what it was made from.
-struct Fixture {
+pub(crate) struct Fixture {
     temp: tempfile::TempDir,
     dir: StateDir,
     stored: StoredIdentity,
 }
 
 impl Fixture {
-    fn state(&self) -> PathBuf {
+    pub(crate) fn state(&self) -> PathBuf {
         self.temp.path().join("state")
+    }
+
+    /// Replaces the identity by another of the same key.
+    pub(crate) fn replace(&self, uris: [&str; 2], generation: u64) {
+        stored(&self.dir, &self.stored.key.0, uris, generation).write(&self.dir).unwrap();
     }
 
     fn identity(&self) -> PathBuf {
@@ -31,25 +36,29 @@ impl Fixture {
     }
 }
 
-const URIS: [&str; 2] = ["spiffe://lab.example/node/fra1/n-1", "urn:bc:role:host"];
+pub(crate) const URIS: [&str; 2] = ["spiffe://lab.example/node/fra1/n-1", "urn:bc:role:host"];
 
-fn joined() -> Fixture {
+pub(crate) fn joined() -> Fixture {
     let temp = tempfile::tempdir().unwrap();
     let dir = StateDir::ensure(&temp.path().join("state")).unwrap();
     let key = NodeKey::generate().unwrap();
     key.store(&dir).unwrap();
-    let certificate = certificate::tests::certificate(&key_pair(&dir, &key.spki()), &URIS);
+    let stored = stored(&dir, &key.spki(), URIS, 1);
+    stored.write(&dir).unwrap();
+    Fixture { temp, dir, stored }
+}
+
+fn stored(dir: &StateDir, key: &Digest, uris: [&str; 2], generation: u64) -> StoredIdentity {
+    let certificate = certificate::tests::certificate(&key_pair(dir, key), &uris);
     let accepted = Accepted {
         leaf: Leaf::read(&certificate).unwrap(),
-        generation: 1,
+        generation,
         chain: vec![certificate.clone()],
         gateway_roots: vec![certificate],
         endpoints: vec!["gw1.lab.example:443".parse().unwrap()],
         server_time: ServerTime(1),
     };
-    let stored = StoredIdentity::new(&accepted);
-    stored.write(&dir).unwrap();
-    Fixture { temp, dir, stored }
+    StoredIdentity::new(&accepted)
 }
 
 fn key_pair(dir: &StateDir, spki: &Digest) -> rcgen::KeyPair {

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::begun::{Record, read_file, sync_dir};
 use crate::failpoint;
 use crate::model::Outcome;
+use crate::write_fault::{self, Point};
 
 /// A record holds a result's output, twice in base64 (once within the output), and little else.
 const RECORD_BYTES: u64 = 1 << 20;
@@ -47,16 +48,21 @@ impl Ended {
             _ => {}
         }
         let text = serde_json::to_vec(self)?;
+        write_fault::check(Point::OutcomeCreate, &temporary)?;
         let mut file = OpenOptions::new()
             .write(true)
             .create_new(true)
             .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
             .open(&temporary)?;
+        write_fault::check(Point::OutcomeWrite, &temporary)?;
         file.write_all(&text)?;
+        write_fault::check(Point::OutcomeSync, &temporary)?;
         file.sync_all()?;
         failpoint::hit(failpoint::OUTCOME_WRITTEN);
+        write_fault::check(Point::OutcomeRename, &temporary)?;
         std::fs::rename(&temporary, dir.join(name))?;
+        write_fault::check(Point::OutcomeDirSync, &dir)?;
         sync_dir(&dir)
     }
 

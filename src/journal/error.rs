@@ -132,6 +132,22 @@ fn dir_of(path: &std::path::Path) -> std::path::Display<'_> {
 }
 
 impl OpenError {
+    /// Whether SQLite says that the file is damaged.
+    pub fn is_damage(&self) -> bool {
+        matches!(self, Self::Sqlite { source, .. } if is_corrupt(source))
+    }
+
+    /// Whether space on the disk would mend it.
+    pub(super) fn wants_space(&self) -> bool {
+        match self {
+            Self::Io { source, .. } => source
+                .raw_os_error()
+                .is_some_and(|errno| trouble::why(Errno::from_raw(errno)) == Reason::Disk),
+            Self::Sqlite { source, .. } => source.sqlite_error_code() == Some(ErrorCode::DiskFull),
+            _ => false,
+        }
+    }
+
     /// How a subcommand that meets it ends.
     pub fn exit(&self) -> Exit {
         match self {

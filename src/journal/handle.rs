@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde_json::json;
 use tokio::sync::{oneshot, watch};
 
+use super::check::{self, Check};
 use super::core::{Call, Core, Shared};
 use super::durable::Durable;
 use super::error::WriteError;
 use super::events::{self, PendingEvents};
+use super::export::{self, Cursor, Page};
 use super::inspect::{self, Snapshot};
 use super::lazy::Lazy;
 use super::record::{Accepted, Reattached, Running};
@@ -315,6 +317,22 @@ impl Journal {
     /// The journal cannot be read.
     pub async fn snapshot(&self) -> Result<Snapshot, WriteError> {
         self.submit(|core| inspect::snapshot(&core.conn, &core.db)).await
+    }
+
+    /// A page of everything, for people.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub async fn export(&self, cursor: Cursor) -> Result<Page, WriteError> {
+        self.submit(move |core| export::page(&core.conn, &core.db, &core.state, &cursor)).await
+    }
+
+    /// Whether it is sound.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub async fn check(&self) -> Result<Check, WriteError> {
+        self.submit(|core| check::check(&core.conn, &core.db, &core.state)).await
     }
 
     /// What the conditions are made from.

@@ -14,12 +14,14 @@ use nix::libc;
 use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 
+use super::check::{self, Check};
 use super::error::OpenError;
+use super::export::{self, Cursor};
 use super::files::wal_of;
 use super::record::State;
 use super::rows::{self, Row};
 use super::{schema, settings};
-use crate::model::{CommandId, Digest, Effect, Exit, JournalId, Reason, ServerTime, Terminal};
+use crate::model::{CommandId, Digest, Effect, Exit, JournalId, NodeId, Reason, ServerTime, Terminal};
 
 /// Commands in a snapshot: at about 400 bytes each it stays under 4 MiB.
 const COMMANDS: u64 = 10_000;
@@ -140,6 +142,11 @@ impl InspectError {
 
 /// Reads the snapshot of an open database.
 pub(super) fn snapshot(conn: &Connection, db: &Path) -> rusqlite::Result<Snapshot> {
+    snapshot_of(conn, db, COMMANDS)
+}
+
+/// The same with at most so many commands.
+pub(super) fn snapshot_of(conn: &Connection, db: &Path, commands: u64) -> rusqlite::Result<Snapshot> {
     let head = schema::head(conn)?;
     let count = |state| rows::count(conn, state);
     let counts = Counts {
@@ -148,7 +155,7 @@ pub(super) fn snapshot(conn: &Connection, db: &Path) -> rusqlite::Result<Snapsho
         done: count(State::Done)?,
         tombstones: count(State::Tombstone)?,
     };
-    let commands: Vec<_> = rows::newest(conn, COMMANDS)?.into_iter().map(line_of).collect();
+    let commands: Vec<_> = rows::newest(conn, commands)?.into_iter().map(line_of).collect();
     let all = counts.accepted + counts.running + counts.done + counts.tombstones;
     let size = |path: &Path| path.metadata().map_or(0, |meta| meta.len());
     Ok(Snapshot {
@@ -167,7 +174,7 @@ pub(super) fn snapshot(conn: &Connection, db: &Path) -> rusqlite::Result<Snapsho
     })
 }
 
-fn line_of(row: Row) -> CommandLine {
+pub(super) fn line_of(row: Row) -> CommandLine {
     let end = row.outcome.map(|outcome| End {
         state: outcome.state,
         reason: outcome.reason,
@@ -196,34 +203,82 @@ fn line_of(row: Row) -> CommandLine {
 /// # Errors
 /// See [`InspectError`].
 pub fn read(state: &Path) -> Result<Snapshot, InspectError> {
-    let db = state.join("journal.db");
-    let failed = |action, path: &Path| {
-        let path = path.to_owned();
-        move |source| OpenError::Io { action, path, source }
-    };
-    let file = match open_plain(&db) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(InspectError::Missing(db)),
-        Err(error) => return Err(failed("open", &db)(error).into()),
-    };
-    if let Some(pid) = holder(&file).map_err(failed("look for a lock on", &db))? {
-        return Err(InspectError::Held { path: db, pid });
+    Opened::copy_of(state, None)?.with(snapshot)
+}
+
+/// Everything in a journal that no daemon holds, page by page. Blocks; as [`read`].
+///
+/// # Errors
+/// See [`InspectError`].
+pub fn export(state: &Path, mut take: impl FnMut(&str) -> bool) -> Result<(), InspectError> {
+    let opened = Opened::copy_of(state, None)?;
+    let mut cursor = Some(Cursor::Commands(None));
+    while let Some(at) = cursor {
+        let page = opened.with(|conn, db| export::page(conn, db, state, &at))?;
+        if !take(&page.lines) {
+            break;
+        }
+        cursor = page.next;
     }
-    let copy = Copy::new().map_err(failed("make a copy in", &std::env::temp_dir()))?;
-    let copied = copy.0.join("journal.db");
-    copy_into(file, &copied).map_err(failed("copy", &db))?;
-    match open_plain(&wal_of(&db)) {
-        Ok(log) => copy_into(log, &wal_of(&copied)).map_err(failed("copy", &wal_of(&db)))?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(failed("open", &wal_of(&db))(error).into()),
+    Ok(())
+}
+
+/// Checks a journal that no daemon holds; with a node, that it is this node's. Blocks; as [`read`].
+///
+/// # Errors
+/// See [`InspectError`].
+pub fn check(state: &Path, node: Option<&NodeId>) -> Result<Check, InspectError> {
+    Opened::copy_of(state, node)?.with(|conn, db| check::check(conn, db, state))
+}
+
+/// A private copy of a journal, open.
+struct Opened {
+    conn: Connection,
+    /// The journal that it is a copy of.
+    db: PathBuf,
+    // Last: the files go when the connection is closed.
+    _copy: Copy,
+}
+
+impl Opened {
+    fn with<T>(
+        &self,
+        look: impl FnOnce(&Connection, &Path) -> rusqlite::Result<T>,
+    ) -> Result<T, InspectError> {
+        let sqlite = |source| OpenError::Sqlite { path: self.db.clone(), source };
+        Ok(look(&self.conn, &self.db).map_err(sqlite)?)
     }
-    let sqlite = |source| OpenError::Sqlite { path: db.clone(), source };
-    let conn = settings::connect(&copied, None).map_err(sqlite)?;
-    conn.pragma_update(None, "locking_mode", "EXCLUSIVE").map_err(sqlite)?;
-    if schema::check(&conn, &db, None)? == 0 {
-        return Err(InspectError::Missing(db));
+
+    fn copy_of(state: &Path, node: Option<&NodeId>) -> Result<Self, InspectError> {
+        let db = state.join("journal.db");
+        let failed = |action, path: &Path| {
+            let path = path.to_owned();
+            move |source| OpenError::Io { action, path, source }
+        };
+        let file = match open_plain(&db) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(InspectError::Missing(db)),
+            Err(error) => return Err(failed("open", &db)(error).into()),
+        };
+        if let Some(pid) = holder(&file).map_err(failed("look for a lock on", &db))? {
+            return Err(InspectError::Held { path: db, pid });
+        }
+        let copy = Copy::new().map_err(failed("make a copy in", &std::env::temp_dir()))?;
+        let copied = copy.0.join("journal.db");
+        copy_into(file, &copied).map_err(failed("copy", &db))?;
+        match open_plain(&wal_of(&db)) {
+            Ok(log) => copy_into(log, &wal_of(&copied)).map_err(failed("copy", &wal_of(&db)))?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed("open", &wal_of(&db))(error).into()),
+        }
+        let sqlite = |source| OpenError::Sqlite { path: db.clone(), source };
+        let conn = settings::connect(&copied, None).map_err(sqlite)?;
+        conn.pragma_update(None, "locking_mode", "EXCLUSIVE").map_err(sqlite)?;
+        if schema::check(&conn, &db, node)? == 0 {
+            return Err(InspectError::Missing(db));
+        }
+        Ok(Self { conn, db, _copy: copy })
     }
-    Ok(snapshot(&conn, &db).map_err(sqlite)?)
 }
 
 fn open_plain(path: &Path) -> io::Result<File> {

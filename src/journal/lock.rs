@@ -47,7 +47,10 @@ impl Lock {
         for tried in 0..=OWN_CLOSE.0 {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(mut locked) => {
-                    write_pid(&mut locked).map_err(failed("write"))?;
+                    // The lock holds without it; only a message would be poorer.
+                    if let Err(error) = write_pid(&mut locked) {
+                        tracing::warn!(path = %path.display(), %error, "the pid cannot be written");
+                    }
                     return Ok(Self { _file: locked });
                 }
                 Err((back, Errno::EWOULDBLOCK)) => file = back,

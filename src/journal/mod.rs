@@ -5,12 +5,14 @@
 //! `Durable<Running>`, and a result leaves only as `Durable<Done>`.
 
 pub mod begun;
+pub mod check;
 mod core;
 mod disk;
 mod durable;
 pub mod ended;
 mod error;
 mod events;
+pub mod export;
 mod faults;
 mod files;
 mod handle;

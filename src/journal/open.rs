@@ -19,7 +19,7 @@ use super::lock::Lock;
 use super::record::{Reattached, State};
 use super::recovery::{self, Becomes, Found, Left};
 use super::rescue::Identity;
-use super::room::{Limits, Room};
+use super::room::{self, Limits, Room};
 use super::rows::{self, Row};
 use super::schema::{self, Head};
 use super::trouble::Troubles;
@@ -95,8 +95,15 @@ impl Locked {
         let db = state.join("journal.db");
         let lock = Lock::take(&state, &db)?;
         files::prepare(ground.disk, &state, &db, unix_s())?;
+        let mut first = establish(ground, &options, &db, &new_id, birth);
+        // A start on a full disk: the log needs room, and results may be owed.
+        if first.as_ref().is_err_and(OpenError::wants_space) && room::release_earlier(&state).unwrap_or(false)
+        {
+            tracing::warn!("the disk is full: the reserve was given back, so that the journal can be opened");
+            first = establish(ground, &options, &db, &new_id, birth);
+        }
         let mut moved_aside = None;
-        let conn = match establish(ground, &options, &db, &new_id, birth) {
+        let conn = match first {
             Err(OpenError::Sqlite { source, .. }) if is_corrupt(&source) => {
                 let aside = files::move_aside(&state, &db, unix_s())?;
                 tracing::error!(error = %source, kept = %aside.display(), "the journal is corrupt and was moved aside");

@@ -11,7 +11,7 @@ use super::durable::Durable;
 use super::events;
 use super::record::{Accepted, Running, State};
 use super::rows::{self, Row};
-use crate::admission::{self, Context, Decision, JournalFacts, Known, KnownState};
+use crate::admission::{self, Admitted, Context, Decision, JournalFacts, Known, KnownState};
 use crate::failpoint;
 use crate::model::limits::UNACKED_RESULTS;
 use crate::model::{
@@ -93,29 +93,31 @@ pub(super) fn admit(
             Admitting::Ended(done)
         }
         Decision::Admit { admitted, attempt } => {
-            let restarts = row.as_ref().is_some_and(|row| row.state == State::Running);
-            let mut written = fresh(if restarts { State::Running } else { State::Accepted }, attempt);
-            written.retry_safe = admitted.retry_safe();
-            let command = Arc::new(admitted);
             if row.is_none() {
                 core.counters.owed += 1;
             }
-            if restarts {
-                let attempt = attempt.saturating_add(1);
-                (written.attempt, written.started) = (attempt, context.now);
-                put(core, &written)?;
-                tell_running(core, &header.id, attempt)?;
-                failpoint::hit(failpoint::RUN_WRITTEN);
-                Admitting::Restarted(Running { command, attempt, started: context.now })
-            } else {
-                put(core, &written)?;
-                let body = json!({ "id": header.id.as_str(), "kind": header.kind });
-                events::add(core, NewEvent::new(EventType::CommandAccepted, body))?;
-                failpoint::hit(failpoint::ACCEPT_WRITTEN);
-                Admitting::Accepted(Accepted { command, attempt })
+            let retry_safe = admitted.retry_safe();
+            if row.is_some_and(|row| row.state == State::Running) {
+                return restart(core, admitted, Row { retry_safe, ..fresh(State::Running, attempt) });
             }
+            put(core, &Row { retry_safe, ..fresh(State::Accepted, attempt) })?;
+            let body = json!({ "id": header.id.as_str(), "kind": header.kind });
+            events::add(core, NewEvent::new(EventType::CommandAccepted, body))?;
+            failpoint::hit(failpoint::ACCEPT_WRITTEN);
+            Admitting::Accepted(Accepted { command: Arc::new(admitted), attempt })
         }
     })
+}
+
+/// Writes RUNNING, with the attempt raised, for a command that an older process left running; `row` has the attempts so
+/// far, and was accepted again just now.
+fn restart(core: &mut Core, admitted: Admitted, row: Row) -> rusqlite::Result<Admitting> {
+    let (attempt, started) = (row.attempt.saturating_add(1), row.accepted);
+    let id = row.id.clone();
+    put(core, &Row { attempt, started, ..row })?;
+    tell_running(core, &id, attempt)?;
+    failpoint::hit(failpoint::RUN_WRITTEN);
+    Ok(Admitting::Restarted(Running { command: Arc::new(admitted), attempt, started }))
 }
 
 fn tell_running(core: &mut Core, id: &CommandId, attempt: u32) -> rusqlite::Result<()> {

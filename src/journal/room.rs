@@ -174,6 +174,17 @@ impl Room {
     }
 }
 
+/// Gives a reserve back that an earlier process made; false when there was none.
+pub(super) fn release_earlier(state: &Path) -> io::Result<bool> {
+    let path = state.join(RESERVE);
+    match OpenOptions::new().write(true).custom_flags(libc::O_NOFOLLOW).open(path) {
+        Ok(file) if file.metadata()?.blocks() > 0 => file.set_len(0).map(|()| true),
+        Ok(_) => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 fn allocate(path: &Path, bytes: u64) -> io::Result<()> {
     let file = OpenOptions::new()
         .write(true)

@@ -93,6 +93,13 @@ pub(super) fn newest(conn: &Connection, limit: u64) -> rusqlite::Result<Vec<Row>
     conn.prepare(sql)?.query_map([signed(limit)], row_of)?.collect()
 }
 
+/// Commands by id, behind one.
+pub(super) fn behind(conn: &Connection, after: Option<&CommandId>, limit: u32) -> rusqlite::Result<Vec<Row>> {
+    let sql = select!("WHERE id > ? ORDER BY id LIMIT ?");
+    let after = after.map_or("", CommandId::as_str);
+    conn.prepare(sql)?.query_map(params![after, limit], row_of)?.collect()
+}
+
 /// Commands of a state.
 pub(super) fn count(conn: &Connection, state: State) -> rusqlite::Result<u64> {
     conn.query_row("SELECT count(*) FROM commands WHERE state = ?", [state], |row| unsigned(row, 0))

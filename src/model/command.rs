@@ -44,6 +44,17 @@ pub struct Command {
 #[error("the command's body has no readable header: {0}")]
 pub struct BadHeader(String);
 
+/// An argument whose value cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct BadArgument(String);
+
+impl From<BadArgument> for StrictError {
+    fn from(error: BadArgument) -> Self {
+        Self::Invalid(error.0)
+    }
+}
+
 /// A body that cannot be run as it stands.
 pub type ArgsError = StrictError;
 
@@ -130,7 +141,7 @@ impl Args {
             Kind::NodeProbe => strict::parse(json).map(Self::Probe),
             Kind::NodeExec => {
                 let args: ExecArgs = strict::parse(json)?;
-                args.check().map_err(StrictError::Invalid)?;
+                args.check()?;
                 Ok(Self::Exec(Box::new(args)))
             }
         }
@@ -205,50 +216,51 @@ const MIN_MEMORY_BYTES: u64 = 1 << 20;
 const MAX_GRACE_S: u64 = 600;
 
 impl ExecArgs {
-    fn check(&self) -> Result<(), String> {
+    fn check(&self) -> Result<(), BadArgument> {
+        let bad = |text: String| Err(BadArgument(text));
         let nul = |text: &str| text.contains('\0');
         let program = self.argv.first().map(String::as_str).unwrap_or_default();
         if program.is_empty() {
-            return Err("argv must name a program".into());
+            return bad("argv must name a program".into());
         }
         if self.argv.len() > ARGV || self.env.0.len() > ARGV {
-            return Err(format!("argv and env may have at most {ARGV} entries each"));
+            return bad(format!("argv and env may have at most {ARGV} entries each"));
         }
         if self.argv.iter().any(|arg| nul(arg) || arg.len() >= ARG_BYTES) {
-            return Err(format!("an argument holds a NUL or has {ARG_BYTES} bytes or more"));
+            return bad(format!("an argument holds a NUL or has {ARG_BYTES} bytes or more"));
         }
         for (name, value) in &self.env.0 {
             if name.is_empty() || name.contains('=') || nul(name) || nul(value) {
-                return Err(format!("the environment variable {name:?} cannot be passed on"));
+                return bad(format!("the environment variable {name:?} cannot be passed on"));
             }
             if name.starts_with("BCD_") {
-                return Err(format!("the environment variable {name:?} is bcd's own"));
+                return bad(format!("the environment variable {name:?} is bcd's own"));
             }
             if name.len() + value.len() + 1 >= ARG_BYTES {
-                return Err(format!("the environment variable {name:?} has {ARG_BYTES} bytes or more"));
+                return bad(format!("the environment variable {name:?} has {ARG_BYTES} bytes or more"));
             }
         }
         if self.cwd.as_deref().is_some_and(|dir| !dir.starts_with('/') || nul(dir)) {
-            return Err("cwd must be an absolute path".into());
+            return bad("cwd must be an absolute path".into());
         }
         if self.user.as_deref().is_some_and(|user| user.is_empty() || nul(user)) {
-            return Err("user must be a name".into());
+            return bad("user must be a name".into());
         }
         let longest = Kind::NodeExec.properties().max_run_time.as_secs();
         if self.time_limit_s.is_some_and(|limit| limit == 0 || limit > longest) {
-            return Err(format!("time_limit_s must lie within 1 and {longest}"));
+            return bad(format!("time_limit_s must lie within 1 and {longest}"));
         }
         if self.grace_s.is_some_and(|grace| grace > MAX_GRACE_S) {
-            return Err(format!("grace_s may be at most {MAX_GRACE_S}"));
+            return bad(format!("grace_s may be at most {MAX_GRACE_S}"));
         }
         if self.memory_bytes.is_some_and(|bytes| bytes < MIN_MEMORY_BYTES) {
-            return Err(format!("memory_bytes must be at least {MIN_MEMORY_BYTES}"));
+            return bad(format!("memory_bytes must be at least {MIN_MEMORY_BYTES}"));
         }
         if self.cpus == Some(0) || self.tasks == Some(0) {
-            return Err("cpus and tasks must be at least 1".into());
+            return bad("cpus and tasks must be at least 1".into());
         }
         if self.output_limit.is_some_and(|limit| limit > STREAM_BYTES as u64) {
-            return Err(format!("output_limit may be at most {STREAM_BYTES}"));
+            return bad(format!("output_limit may be at most {STREAM_BYTES}"));
         }
         self.stdin().map(|_| ())
     }
@@ -257,10 +269,10 @@ impl ExecArgs {
     ///
     /// # Errors
     /// They are not base64.
-    pub fn stdin(&self) -> Result<Vec<u8>, String> {
+    pub fn stdin(&self) -> Result<Vec<u8>, BadArgument> {
         data_encoding::BASE64
             .decode(self.stdin_base64.as_bytes())
-            .map_err(|error| format!("stdin_base64 is not base64: {error}"))
+            .map_err(|error| BadArgument(format!("stdin_base64 is not base64: {error}")))
     }
 }
 

@@ -15,14 +15,14 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::SessionParts;
 use super::backoff::Reaction;
 use super::events::EventFlow;
 use super::hello::hello;
-use super::machine::{Beat, Input, Intent, Machine, Now, Output, State};
+use super::machine::{Beat, Input, Intent, Machine, Now, Offered, Output, State};
 use super::outbox::Outgoing;
 use super::resend::Resend;
 use super::status::SessionStatus;
+use super::{Credentials, SessionParts};
 use crate::failpoint;
 use crate::journal::{AckOf, EventPage, PendingEvents, Unacked};
 use crate::model::limits::HELLO_RESULTS_BYTES;
@@ -36,6 +36,10 @@ use crate::wire::pb::node_frame::Frame;
 const RESERVED: usize = 2;
 /// A Goodbye gets this long to leave; a clean stop has 10 s in all.
 const GOODBYE_FLUSH: Duration = Duration::from_secs(2);
+/// While it waits to dial, the node looks this often whether a join has replaced its identity.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// A disk that hangs must not keep the node from dialing.
+const LOOK_DEADLINE: Duration = Duration::from_secs(2);
 type Pending<T> = Option<BoxFuture<'static, T>>;
 type Opened = Result<(Box<dyn Link>, Resend), LinkEnd>;
 
@@ -54,6 +58,8 @@ pub(super) struct Driver {
     /// The journal's news of its events.
     pending: watch::Receiver<PendingEvents>,
     outbox_ended: bool,
+    looking: Pending<Option<Credentials>>,
+    look_at: Instant,
     opening: Pending<Opened>,
     applying: Pending<()>,
     reading: Pending<Unacked>,
@@ -75,6 +81,7 @@ enum Event {
     News,
     Frame(Result<pb::GatewayFrame, LinkEnd>),
     Due,
+    Looked(Option<Credentials>),
     Room,
     Outgoing(Option<Outgoing>),
 }
@@ -89,12 +96,13 @@ async fn done<T>(pending: &mut Pending<T>) -> T {
 
 impl Driver {
     pub(super) fn new(parts: SessionParts) -> Self {
-        let (endpoints, not_after) = (parts.endpoints.clone(), parts.hello.cert_not_after);
+        let (endpoints, offered) = terms_of(&parts.credentials);
+        let started = Instant::now();
         let pending = parts.journal.pending_events();
         Self {
-            machine: Machine::new(endpoints, not_after, parts.rng.clone(), Duration::ZERO),
+            machine: Machine::new(endpoints, offered, parts.rng.clone(), Duration::ZERO),
             parts,
-            started: Instant::now(),
+            started,
             link: None,
             resend: Resend::default(),
             heartbeat: None,
@@ -102,6 +110,8 @@ impl Driver {
             events: EventFlow::default(),
             pending,
             outbox_ended: false,
+            looking: None,
+            look_at: started,
             opening: None,
             applying: None,
             reading: None,
@@ -122,6 +132,19 @@ impl Driver {
         done_if_any(&mut self.closing).await;
     }
 
+    fn waits_to_dial(&self) -> bool {
+        matches!(self.machine.state(), State::WaitingToDial { .. })
+    }
+
+    fn due(&self) -> Option<Instant> {
+        if self.looking.is_some() {
+            return None;
+        }
+        let due = self.machine.due().map(|due| self.started + due);
+        let looks = self.parts.renewals.is_some() && self.waits_to_dial();
+        due.map(|due| if looks { due.min(self.look_at) } else { due })
+    }
+
     fn live(&self) -> bool {
         matches!(self.machine.state(), State::Live(_))
     }
@@ -133,7 +156,7 @@ impl Driver {
     /// Frames before the clock: what has already come must count before silence is found. Neither starves the
     /// heartbeats, since the machine performs what is due with every input.
     async fn next(&mut self, stop: &mut watch::Receiver<bool>) -> Event {
-        let due = self.machine.due().map(|due| self.started + due);
+        let due = self.due();
         let frames = matches!(self.machine.state(), State::AwaitingWelcome { .. } | State::Live(_));
         let outgoing = self.live() && !self.outbox_ended && self.room() > 0;
         let live = self.live();
@@ -149,6 +172,7 @@ impl Driver {
             _ = stop.wait_for(|stop| *stop) => Event::Stop,
             opened = done(&mut self.opening) => Event::Opened(opened),
             () = done(&mut self.applying) => Event::Applied,
+            found = done(&mut self.looking) => Event::Looked(found),
             page = done(&mut self.reading) => Event::Read(page),
             page = done(&mut self.reading_events) => Event::ReadEvents(page),
             () = done(&mut self.renaming) => Event::Renamed,
@@ -178,7 +202,25 @@ impl Driver {
                 Ok(frame) => Input::Frame(frame),
                 Err(error) => Input::BadFrame(error),
             }),
-            Event::Due => self.input(Input::Due),
+            Event::Due => match self.parts.renewals.as_ref().filter(|_| self.waits_to_dial()) {
+                Some(renewals) => {
+                    let look = tokio::time::timeout(LOOK_DEADLINE, renewals.look());
+                    self.looking = Some(look.map(|found| found.ok().flatten()).boxed());
+                }
+                None => self.input(Input::Due),
+            },
+            Event::Looked(found) => {
+                self.look_at = Instant::now() + LOOK_EVERY;
+                let input = match found {
+                    Some(credentials) => {
+                        let (endpoints, offered) = terms_of(&credentials);
+                        self.parts.credentials = credentials;
+                        Input::Renewed { endpoints, offered }
+                    }
+                    None => Input::Due,
+                };
+                self.input(input);
+            }
             Event::ReadEvents(page) => self.events.read(page),
             Event::Room | Event::Renamed | Event::News => {}
             Event::Outgoing(None) => self.outbox_ended = true,
@@ -292,7 +334,7 @@ impl Driver {
         // Before the journal is read: what is queued until now stands in it, and is said by Hello.
         self.parts.outbox.drain();
         tracing::debug!(%endpoint, attempt, "dialing");
-        let (dialer, journal) = (Arc::clone(&self.parts.dialer), self.parts.journal.clone());
+        let (dialer, journal) = (Arc::clone(&self.parts.credentials.dialer), self.parts.journal.clone());
         let (facts, lanes) = (self.parts.hello.clone(), self.parts.lanes.clone());
         let refused = self.refused_epoch.take().zip(self.parts.working.now());
         let renaming = self.renaming.take();
@@ -388,6 +430,11 @@ impl Driver {
             Intent::Closing => drop(tokio::spawn(closing)),
         }
     }
+}
+
+fn terms_of(credentials: &Credentials) -> (Vec<Endpoint>, Offered) {
+    let Credentials { endpoints, cert_not_after, mend, .. } = credentials;
+    (endpoints.clone(), Offered { not_after: *cert_not_after, mend: mend.clone() })
 }
 
 async fn done_if_any(pending: &mut Pending<()>) {

@@ -1,7 +1,7 @@
 //! Hello: what this node is, and what it owes.
 
 use crate::journal::{Durable, Journal};
-use crate::model::{BootId, CommandId, Done, Incarnation, Kind, NodeId, Role, ServerTime};
+use crate::model::{BootId, CommandId, Done, Incarnation, Kind, NodeId, Role};
 use crate::session::outbox::result_frame;
 use crate::wire::pb;
 use crate::wire::version::Range;
@@ -19,8 +19,6 @@ pub struct HelloFacts {
     pub incarnation: Incarnation,
     /// This build.
     pub daemon_version: String,
-    /// When the certificate that is offered runs out.
-    pub cert_not_after: ServerTime,
 }
 
 /// The frame. `last_epoch` and the journal's own facts are read now.

@@ -30,7 +30,8 @@ const APPLY_DEADLINE: Duration = Duration::from_secs(10);
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// Calm doubles the keep-alive interval up to this, which is rarer than any heartbeat.
 const CALMEST_KEEP_ALIVE: Duration = Duration::from_secs(15 * 60);
-/// An expired certificate is looked at again this often: a join may have replaced it.
+/// An expired certificate is said again this often. One that a join has put in its place comes as
+/// [`Input::Renewed`], and ends the wait.
 const EXPIRED_RETRY: Duration = Duration::from_secs(60);
 
 /// The time of an input.
@@ -57,6 +58,13 @@ pub enum Input {
     Frame(Inbound),
     /// A frame came that ends the session.
     BadFrame(FrameError),
+    /// A newer identity of this node is to be used; it comes while the machine waits to dial.
+    Renewed {
+        /// Its gateways.
+        endpoints: Vec<Endpoint>,
+        /// Its certificate.
+        offered: Offered,
+    },
     /// The Welcome is in force, and durable where the journal could be written.
     Applied,
     /// The Welcome, or an Ack of events, has shown that the journal is an old copy of itself.
@@ -66,6 +74,15 @@ pub enum Input {
     },
     /// The daemon is to stop.
     Stop,
+}
+
+/// The certificate that the node offers.
+#[derive(Debug, Clone)]
+pub struct Offered {
+    /// When it runs out.
+    pub not_after: ServerTime,
+    /// What an operator does once it has.
+    pub mend: String,
 }
 
 /// What is to be done, in order.
@@ -204,7 +221,7 @@ pub struct LastEnd {
 pub struct Machine {
     endpoints: Vec<Endpoint>,
     next_endpoint: usize,
-    cert_not_after: ServerTime,
+    offered: Offered,
     backoff: Backoff,
     keep_alive: Duration,
     state: State,
@@ -215,13 +232,13 @@ pub struct Machine {
 
 impl Machine {
     /// A machine that waits to dial for the first time.
-    pub fn new(endpoints: Vec<Endpoint>, cert_not_after: ServerTime, mut rng: StdRng, now: Duration) -> Self {
+    pub fn new(endpoints: Vec<Endpoint>, offered: Offered, mut rng: StdRng, now: Duration) -> Self {
         let mut backoff = Backoff::new(endpoints.len());
         let until = now + backoff.jitter(&mut rng);
         Self {
             endpoints,
             next_endpoint: 0,
-            cert_not_after,
+            offered,
             backoff,
             keep_alive: KEEP_ALIVE,
             state: State::WaitingToDial { until },
@@ -291,6 +308,7 @@ impl Machine {
                     self.enter(now, State::AwaitingWelcome { endpoint, validity, deadline });
                 }
             }
+            Input::Renewed { endpoints, offered } => self.renewed(now, endpoints, offered),
             Input::Applied => {
                 if let State::ApplyingWelcome { terms, .. } = &self.state {
                     self.enter(now, State::Live(Live::new(terms.clone(), now.mono)));
@@ -339,11 +357,9 @@ impl Machine {
     }
 
     fn dial(&mut self, now: Now, outputs: &mut Vec<Output>) {
-        if now.working.is_some_and(|working| working > self.cert_not_after) {
-            let detail = format!(
-                "the node certificate ran out at {} by the working clock; join again with: bcd join",
-                self.cert_not_after
-            );
+        let Offered { not_after, mend } = &self.offered;
+        if now.working.is_some_and(|working| working > *not_after) {
+            let detail = format!("the node certificate ran out at {not_after} by the working clock; {mend}");
             let end = LinkEnd::local(EndKind::Local, Reason::IdentityExpired, detail);
             outputs.push(Output::Ended(end.clone(), Reaction::Operator));
             self.last_end = Some(LastEnd { end, at: now.mono });
@@ -362,6 +378,17 @@ impl Machine {
         let deadline = now.mono + DIAL_DEADLINE;
         self.enter(now, State::Dialing { endpoint: endpoint.clone(), deadline });
         outputs.push(Output::Dial { endpoint, attempt, keep_alive: self.keep_alive });
+    }
+
+    /// Whatever the old identity was refused for says nothing of the new one. The jitter stays: a fleet may be
+    /// renewed all at once.
+    fn renewed(&mut self, now: Now, endpoints: Vec<Endpoint>, offered: Offered) {
+        if matches!(self.state, State::WaitingToDial { .. }) {
+            self.backoff = Backoff::new(endpoints.len());
+            (self.endpoints, self.next_endpoint, self.offered) = (endpoints, 0, offered);
+            let until = now.mono + self.backoff.jitter(&mut self.rng);
+            self.enter(now, State::WaitingToDial { until });
+        }
     }
 
     /// The attempt or the session is over; nobody is told.
@@ -477,10 +504,10 @@ impl Machine {
             );
             return Err((Reason::TimeBackwards, detail));
         }
-        if time > self.cert_not_after {
+        if time > self.offered.not_after {
             let detail = format!(
                 "the gateway says {time} but took a certificate that ran out at {}",
-                self.cert_not_after
+                self.offered.not_after
             );
             return Err((Reason::TimeAhead, detail));
         }

@@ -16,6 +16,7 @@ pub mod working_clock;
 
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use rand::rngs::StdRng;
 use tokio::sync::{mpsc, watch};
 
@@ -26,6 +27,7 @@ pub use working_clock::WorkingClock;
 
 use crate::exec::Lanes;
 use crate::journal::Journal;
+use crate::model::ServerTime;
 use crate::wire::frames::Delivery;
 use crate::wire::link::{Dialer, Endpoint};
 
@@ -34,12 +36,32 @@ use crate::wire::link::{Dialer, Endpoint};
 /// size are 64 MiB.
 pub const DELIVERIES: usize = 64;
 
-/// What a session is made of.
-pub struct SessionParts {
+/// What a session dials with; a join may replace it while the process runs.
+#[derive(Clone)]
+pub struct Credentials {
     /// Opens links with this node's identity.
     pub dialer: Arc<dyn Dialer>,
     /// Gateways, tried in turn.
     pub endpoints: Vec<Endpoint>,
+    /// When the certificate that is offered runs out.
+    pub cert_not_after: ServerTime,
+    /// What an operator does once it has.
+    pub mend: String,
+}
+
+/// Where newer credentials of the same node come from.
+pub trait Renewals: Send + Sync {
+    /// Those that have replaced the last ones; absent when nothing has changed. Called while the session waits to
+    /// dial.
+    fn look(&self) -> BoxFuture<'static, Option<Credentials>>;
+}
+
+/// What a session is made of.
+pub struct SessionParts {
+    /// What it dials with first.
+    pub credentials: Credentials,
+    /// Absent: they stay as they are.
+    pub renewals: Option<Box<dyn Renewals>>,
     /// What every Hello says.
     pub hello: HelloFacts,
     /// Recovered.

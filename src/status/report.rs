@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::identity::Identity;
 use crate::journal::inspect::Snapshot;
 use crate::journal::{Vitals, WriteError};
 use crate::model::{
@@ -92,6 +93,20 @@ pub struct Certificate {
     pub remaining_s: Option<u64>,
 }
 
+impl Node {
+    /// Of an identity.
+    pub fn of(identity: &Identity) -> Self {
+        Self {
+            id: identity.node_id.clone(),
+            role: identity.role,
+            site: identity.site.clone(),
+            trust_domain: identity.trust_domain.clone(),
+            generation: identity.generation,
+            fingerprint: identity.fingerprint,
+        }
+    }
+}
+
 impl Certificate {
     /// A certificate that ends at `not_after`, looked at at `now`.
     pub fn at(not_after: ServerTime, now: Option<ServerTime>) -> Self {
@@ -115,7 +130,13 @@ impl Journal {
 }
 
 /// The faults that stand, given what could be read.
-pub fn conditions(journal: &Result<Vitals, WriteError>, certificate: Certificate) -> Vec<(Reason, String)> {
+///
+/// `join_again` is what an operator does about a certificate that has run out.
+pub fn conditions(
+    journal: &Result<Vitals, WriteError>,
+    certificate: Certificate,
+    join_again: &str,
+) -> Vec<(Reason, String)> {
     let mut found = Vec::new();
     let mut say = |token: Reason, detail: String| found.push((token, detail));
     match journal {
@@ -130,7 +151,7 @@ pub fn conditions(journal: &Result<Vitals, WriteError>, certificate: Certificate
         }
     }
     if certificate.remaining_s == Some(0) {
-        let detail = format!("the node certificate ran out at {}; join again", certificate.not_after);
+        let detail = format!("the node certificate ran out at {}; {join_again}", certificate.not_after);
         say(Reason::IdentityExpired, detail);
     }
     found
@@ -213,7 +234,7 @@ mod tests {
         let good = Certificate::at(ServerTime(10_000), Some(ServerTime(0)));
         let past = Certificate::at(ServerTime(10_000), Some(ServerTime(20_000)));
         let tokens = |journal, certificate| -> Vec<Reason> {
-            conditions(&journal, certificate).into_iter().map(|(token, _)| token).collect()
+            conditions(&journal, certificate, "join again").into_iter().map(|(token, _)| token).collect()
         };
         assert_eq!(tokens(Ok(journal(Some(ServerTime(1)), 0)), good), []);
         assert_eq!(

@@ -14,13 +14,14 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 
+use crate::journal::export::Cursor;
 use crate::model::Exit;
 use crate::state_dir::{self, StateError};
 
 /// The socket's name in the run directory.
 pub const NAME: &str = "bcd.sock";
-/// A request is a word.
-const REQUEST_BYTES: u64 = 64;
+/// A request is a word, perhaps with a cursor that names a command.
+const REQUEST_BYTES: u64 = 256;
 /// A journal at its cap of 10,000 unacked results has an answer of a few MiB.
 const ANSWER_BYTES: u64 = 64 << 20;
 /// One question, from connect to close.
@@ -29,21 +30,36 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const AT_ONCE: usize = 16;
 
 /// What may be asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Question {
     /// How the daemon is.
     Status,
     /// What stands in the journal.
     Journal,
+    /// A page of everything in it: a line `{"next": cursor or null}`, then its lines.
+    Export(Cursor),
+    /// Whether it is sound.
+    Check,
 }
 
 impl Question {
-    const ALL: [Self; 2] = [Self::Status, Self::Journal];
-
-    fn word(self) -> &'static str {
+    fn line(&self) -> String {
         match self {
-            Self::Status => "status\n",
-            Self::Journal => "journal\n",
+            Self::Status => "status\n".into(),
+            Self::Journal => "journal\n".into(),
+            Self::Export(cursor) => format!("export {cursor}\n"),
+            Self::Check => "check\n".into(),
+        }
+    }
+
+    fn parse(line: &[u8]) -> Option<Self> {
+        let line = std::str::from_utf8(line).ok()?.strip_suffix('\n')?;
+        match line.split_once(' ') {
+            None if line == "status" => Some(Self::Status),
+            None if line == "journal" => Some(Self::Journal),
+            None if line == "check" => Some(Self::Check),
+            Some(("export", cursor)) => cursor.parse().ok().map(Self::Export),
+            _ => None,
         }
     }
 }
@@ -138,8 +154,7 @@ async fn converse(mut stream: UnixStream, answer: impl Fn(Question) -> BoxFuture
     let talk = async {
         let mut word = Vec::new();
         (&mut stream).take(REQUEST_BYTES).read_to_end(&mut word).await?;
-        if let Some(question) = Question::ALL.into_iter().find(|question| question.word().as_bytes() == word)
-        {
+        if let Some(question) = Question::parse(&word) {
             stream.write_all(&answer(question).await).await?;
         }
         stream.shutdown().await
@@ -181,7 +196,7 @@ impl AskError {
 ///
 /// # Errors
 /// See [`AskError`].
-pub fn ask(run: &Path, question: Question) -> Result<Vec<u8>, AskError> {
+pub fn ask(run: &Path, question: &Question) -> Result<Vec<u8>, AskError> {
     use std::io::ErrorKind;
     let path = run.join(NAME);
     let mut stream = BlockingStream::connect(&path).map_err(|error| match error.kind() {
@@ -192,7 +207,7 @@ pub fn ask(run: &Path, question: Question) -> Result<Vec<u8>, AskError> {
     let mut talk = || {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        stream.write_all(question.word().as_bytes())?;
+        stream.write_all(question.line().as_bytes())?;
         stream.shutdown(std::net::Shutdown::Write)?;
         let mut answer = Vec::new();
         (&mut stream).take(ANSWER_BYTES).read_to_end(&mut answer)?;
@@ -206,7 +221,7 @@ mod tests {
     use super::*;
 
     async fn asked(run: PathBuf, question: Question) -> Result<Vec<u8>, AskError> {
-        tokio::task::spawn_blocking(move || ask(&run, question)).await.unwrap()
+        tokio::task::spawn_blocking(move || ask(&run, &question)).await.unwrap()
     }
 
     #[tokio::test]
@@ -245,7 +260,7 @@ mod tests {
     #[test]
     fn no_daemon_is_said_with_the_mend() {
         let temp = tempfile::tempdir().unwrap();
-        let error = ask(temp.path(), Question::Status).unwrap_err();
+        let error = ask(temp.path(), &Question::Status).unwrap_err();
         assert_eq!(error.exit(), Exit::Unknown);
         assert!(error.to_string().contains("bcd node"), "{error}");
     }

@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep_until};
 pub use conditions::{Condition, Conditions};
 pub use floors::{Floors, FloorsError};
 
+use crate::identity::{Identity, join_again};
 use crate::journal::{Journal, Trouble};
 use crate::model::ServerTime;
 use crate::session::working_clock::REWIND_ALLOWANCE;
@@ -43,8 +44,8 @@ pub struct Upkeep {
     pub working: WorkingClock,
     /// The session, for its Welcomes.
     pub session: watch::Receiver<SessionStatus>,
-    /// When the node certificate runs out.
-    pub not_after: ServerTime,
+    /// The identity in use, for its certificate.
+    pub identity: watch::Receiver<Identity>,
     /// What is told of.
     pub conditions: Conditions,
     /// As read at the start.
@@ -81,7 +82,9 @@ impl Upkeep {
                 }
                 self.look(count).await;
             }
-            observe(&self.conditions, &self.journal, &self.working, self.not_after).await;
+            let not_after = self.identity.borrow().not_after;
+            let mend = join_again(&self.state);
+            observe(&self.conditions, &self.journal, &self.working, not_after, &mend).await;
             let wait = if self.journal.troubles().is_empty() { EVERY } else { SOON };
             next = if now >= next { now + wait } else { next.min(now + wait) };
         }
@@ -134,7 +137,7 @@ fn try_write(state: &std::path::Path) -> Result<(), Trouble> {
 
 fn trouble(error: &StateError) -> Trouble {
     match error {
-        StateError::System { source, .. } => {
+        StateError::System { source, .. } | StateError::NotMade { source, .. } => {
             let io = std::io::Error::from_raw_os_error(source.raw_os_error());
             Trouble::of(&io, &error.to_string())
         }
@@ -148,9 +151,10 @@ pub async fn observe(
     journal: &Journal,
     working: &WorkingClock,
     not_after: ServerTime,
+    join_again: &str,
 ) {
     let vitals = journal.vitals().await;
     let certificate = report::Certificate::at(not_after, working.now());
     let troubles = journal.troubles().into_iter().map(|trouble| (trouble.why, trouble.detail));
-    conditions.observe(troubles.chain(report::conditions(&vitals, certificate)));
+    conditions.observe(troubles.chain(report::conditions(&vitals, certificate, join_again)));
 }

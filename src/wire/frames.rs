@@ -351,6 +351,9 @@ fn done_update(update: &mut pb::CommandUpdate, outcome: &Outcome) {
 }
 
 #[cfg(test)]
+mod properties;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::model::limits::TEXT_BYTES;

@@ -155,3 +155,39 @@ impl Link for MemoryLink {
         .boxed()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Reason;
+    use crate::wire::contract::{self, Opened, Reply, heartbeat};
+
+    async fn open() -> Opened {
+        let (dialer, mut dials) = dialer();
+        let endpoint = Endpoint { host: "gw".into(), port: 443 };
+        let attempt = async { dials.next().await.open() };
+        let dialed = dialer.open(&endpoint, heartbeat(0), Duration::from_secs(20));
+        let (link, mut far) = tokio::join!(dialed, attempt);
+        let (say, seen) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            while let Some(frame) = far.frames.recv().await {
+                let reply = contract::reply(&frame);
+                let _ = say.send(frame);
+                match reply {
+                    Some(Reply::Say(frame)) => far.send(frame),
+                    Some(Reply::End) => {
+                        far.end(LinkEnd::local(EndKind::Unavailable, Reason::Storm, "too many"));
+                        return;
+                    }
+                    None => {}
+                }
+            }
+        });
+        (link.expect("a link"), seen)
+    }
+
+    #[tokio::test]
+    async fn the_link_keeps_its_contract() {
+        contract::holds(open).await;
+    }
+}

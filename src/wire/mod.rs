@@ -2,6 +2,8 @@
 //!
 //! Only [`grpc`] and the gateway name a transport; everything else sees a [`link::Link`].
 
+#[cfg(all(test, feature = "fakehw"))]
+mod contract;
 pub mod dsse;
 pub mod frames;
 pub mod grpc;

@@ -313,3 +313,52 @@ fn a_lost_journal_takes_its_mark_from_the_floors() {
     assert!(["time-backwards", "identity-expired"].contains(&reason.as_str()), "{reason}");
     assert!(status(&lab)["server_time"].as_str().unwrap().starts_with("2100-"));
 }
+
+#[test]
+fn a_daemon_starts_on_a_full_disk_says_so_and_resumes_with_space() {
+    let Some((mut lab, _mount)) = lab_on("size=40m") else { return };
+    assert_eq!(lab.node().terminate().code(), Some(0));
+    let filler = lab.path("node/filler");
+    fill(&filler);
+    lab.start_node(None);
+    until("a live session", || (status(&lab)["session"]["state"] == "live").then_some(()));
+    assert!(refused_until_it_expires(&lab, "refused").contains("disk"));
+    assert_eq!(conditions(&lab), ["disk"]);
+    std::fs::remove_file(&filler).unwrap();
+    lab.probe();
+    until("the end of the condition", || conditions(&lab).is_empty().then_some(()));
+}
+
+#[test]
+fn the_journal_is_exported_and_checked_with_and_without_a_daemon() {
+    let mut lab = Lab::joined();
+    lab.start_node(None);
+    let id = lab.enqueue_program("one", "");
+    lab.ended(&id);
+    let run = |arguments: &[&str]| lab.bcd(arguments, None).output().unwrap();
+    let export = || {
+        let output = run(&["journal", "export"]);
+        assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let live = export();
+    assert!(
+        live.contains(r#"{"type":"journal","#) && live.contains(&format!(r#"{{"type":"begun","id":"{id}""#)),
+        "{live}"
+    );
+    let sound = run(&["journal", "check"]);
+    assert_eq!(sound.status.code(), Some(0), "{}", shown(&sound));
+    assert!(shown(&sound).contains("sound\n"), "{}", shown(&sound));
+    lab.node.as_mut().unwrap().terminate();
+    lab.node = None;
+
+    let run = |arguments: &[&str]| lab.bcd(arguments, None).output().unwrap();
+    let dead = String::from_utf8(run(&["journal", "export"]).stdout).unwrap();
+    assert_eq!(dead.lines().count(), live.lines().count());
+    assert_eq!(run(&["journal", "check"]).status.code(), Some(0));
+    std::fs::write(lab.path("node/begun/c-broken.json"), "{").unwrap();
+    let broken = run(&["journal", "check"]);
+    assert_eq!(broken.status.code(), Some(1), "{}", shown(&broken));
+    std::fs::remove_file(lab.path("node/journal.db")).unwrap();
+    assert_eq!(run(&["journal", "check"]).status.code(), Some(3));
+}

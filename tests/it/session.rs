@@ -15,7 +15,9 @@ use bcd::model::{
     Outcome, Role, ServerTime, Terminal,
 };
 use bcd::session::outbox::{OutboxSender, Outgoing, outbox};
-use bcd::session::{HelloFacts, Session, SessionParts, SessionState, SessionStatus, WorkingClock};
+use bcd::session::{
+    Credentials, HelloFacts, Session, SessionParts, SessionState, SessionStatus, WorkingClock,
+};
 use bcd::wire::dsse::{Audience, Envelope, Policy, verify_command};
 use bcd::wire::frames::Delivery;
 use bcd::wire::link::{EndKind, Endpoint, LinkEnd};
@@ -86,11 +88,15 @@ async fn node_with_limits(limits: EventLimits, prepare: impl AsyncFnOnce(&Journa
         boot_id: BootId::random(&mut rng),
         incarnation: Incarnation::random(&mut rng),
         daemon_version: "0.1.0".into(),
-        cert_not_after: NOW.plus(Duration::from_secs(86_400)),
     };
     let session = Session::new(SessionParts {
-        dialer,
-        endpoints: vec![Endpoint { host: "gw1.lab.example".into(), port: 443 }],
+        credentials: Credentials {
+            dialer,
+            endpoints: vec![Endpoint { host: "gw1.lab.example".into(), port: 443 }],
+            cert_not_after: NOW.plus(Duration::from_secs(86_400)),
+            mend: "join again".into(),
+        },
+        renewals: None,
         hello,
         journal: journal.clone(),
         working,

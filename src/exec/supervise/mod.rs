@@ -108,9 +108,8 @@ fn begin(job: &Job, plan: &Plan) -> (Answer, Option<Record>) {
 
 /// Gives back the socket, and the lock that tells the next daemon of a record under way.
 fn let_go() -> io::Result<()> {
-    // Not by closing it alone: the lock is held by every copy of its descriptor, and systemd keeps one as long as this
-    // service is there.
-    let _ = rustix::fs::flock(io::stdout(), FlockOperation::Unlock);
+    // Closing alone does not: a PID 1 that started this process keeps what it was handed while the unit lives.
+    rustix::fs::flock(io::stdout(), FlockOperation::Unlock)?;
     let null = File::options().read(true).write(true).open("/dev/null")?;
     nix::unistd::dup2_stdin(&null)?;
     nix::unistd::dup2_stdout(&null)?;
@@ -135,7 +134,7 @@ fn run(job: &Job, plan: &Plan, signals: &Signals) -> End {
     let mut streams = Streams::new(limit);
     let stdin = match args.stdin() {
         Ok(bytes) => bytes,
-        Err(error) => return end::not_started(error, streams),
+        Err(error) => return end::not_started(error.to_string(), streams),
     };
     let entries = match plan.make() {
         Ok(entries) => entries,

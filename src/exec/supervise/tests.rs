@@ -483,3 +483,16 @@ async fn a_run_that_is_dropped_ends_no_program_and_leaves_no_zombie() {
     assert!(file.exists(), "the program was ended");
     assert!(falls_to(zombies, 0).await, "{} zombies", zombies());
 }
+
+#[test]
+fn the_output_is_the_described_one() {
+    use crate::exec::documented::{keys, names, rows};
+    let ended = end::not_started(String::new(), Streams::new(0));
+    let output: Value = serde_json::from_slice(&ended.output).expect("JSON");
+    assert!(keys(&output).is_subset(&names(Kind::NodeExec)), "{output}");
+    let streams = rows(Kind::NodeExec).into_iter().find(|(names, _)| names == &["stdout", "stderr"]);
+    let streams = streams.expect("a row").1;
+    for name in keys(&output["stdout"]) {
+        assert!(streams.contains(&format!("`{name}`")), "{name}");
+    }
+}

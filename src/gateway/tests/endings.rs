@@ -79,7 +79,7 @@ async fn a_session_without_a_certificate_is_told_certificate_missing() {
     let channel = gateway.channel(None).await.expect("connected");
     let hello = pb::NodeFrame { frame: Some(In::Hello(pb::Hello::default())) };
     let mut client = pb::node_client::NodeClient::new(channel);
-    let refused = client.session(tokio_stream::once(hello)).await.err().expect("refused");
+    let refused = client.session(tokio_stream::once(hello)).await.expect_err("refused");
     assert_eq!(token(&refused), (Code::Unauthenticated, Some(Reason::CertificateMissing)));
     gateway.stop().await;
 }
@@ -106,7 +106,7 @@ async fn a_call_that_is_not_built_is_told_so_by_its_code_and_no_token() {
     let gateway = Gateway::start().await;
     let machine = gateway.machine().await;
     let mut client = machine.client(&gateway).await;
-    let tunnel = client.tunnel(tokio_stream::pending()).await.err().expect("refused");
+    let tunnel = client.tunnel(tokio_stream::pending()).await.expect_err("refused");
     assert_eq!(token(&tunnel), (Code::Unimplemented, None));
     let channel = gateway.channel(None).await.expect("connected");
     let mut client = pb::enrollment_client::EnrollmentClient::new(channel);

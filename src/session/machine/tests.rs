@@ -54,10 +54,14 @@ fn end(kind: EndKind, reason: Option<Reason>) -> LinkEnd {
     LinkEnd { kind, reason, pushback: None, detail: "the peer's words".into() }
 }
 
+fn offered(not_after: ServerTime) -> Offered {
+    Offered { not_after, mend: "join again: like this".into() }
+}
+
 impl Bench {
     fn new(endpoint_count: u16) -> Self {
         let rng = StdRng::seed_from_u64(7);
-        let machine = Machine::new(endpoints(endpoint_count), NOT_AFTER, rng, Duration::ZERO);
+        let machine = Machine::new(endpoints(endpoint_count), offered(NOT_AFTER), rng, Duration::ZERO);
         Self { machine, mono: Duration::ZERO, working: Some(START), heard: true, validity: None }
     }
 
@@ -411,6 +415,25 @@ fn an_expired_certificate_is_not_offered_and_looked_at_again_every_minute() {
     assert!(matches!(outputs.as_slice(), [Output::Ended(..)]), "{outputs:?}");
     assert_eq!(bench.last_reason(), Some(Reason::IdentityExpired));
     assert_eq!(bench.wait(), Duration::from_secs(60));
+    assert!(bench.machine.last_end().expect("an end").end.detail.ends_with("join again: like this"));
+}
+
+#[test]
+fn a_new_identity_is_dialed_with_at_once_whatever_the_old_one_waited_for() {
+    let renewed = || Input::Renewed { endpoints: endpoints(2), offered: offered(NOT_AFTER.plus(INTERVAL)) };
+    let mut expired = Bench::new(1);
+    expired.working = Some(NOT_AFTER.plus(Duration::from_secs(1)));
+    expired.due();
+    let mut condemned = Bench::new(1);
+    condemned.hello_sent();
+    condemned.input(Input::Ended(end(EndKind::Unauthenticated, Some(Reason::CertificateRevoked))));
+    assert_eq!(condemned.wait(), Duration::from_secs(900));
+    for mut bench in [expired, condemned] {
+        assert_eq!(bench.input(renewed()), []);
+        assert!(bench.wait() <= Duration::from_secs(1));
+        assert_eq!(dialed_to(&bench.due()), "gw1.lab.example:443");
+        assert_eq!(bench.machine.attempt(), 1);
+    }
 }
 
 #[test]

@@ -5,11 +5,13 @@ use std::time::Duration;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 use tonic::{Code, Request};
 
 use super::*;
 use crate::model::Digest;
+use crate::wire::contract::{self, heartbeat};
 use crate::wire::link::{Dialer, Link};
 use crate::wire::pb;
 use crate::wire::pb::node_server::{Node, NodeServer};
@@ -157,7 +159,10 @@ async fn a_server_without_http2_and_a_port_without_a_server_are_lost_dials() {
 }
 
 /// What the gateway of a test does with a session, by the node id in Hello.
-struct Script;
+struct Script {
+    /// The frames behind Hello of a session that keeps the contract.
+    seen: mpsc::UnboundedSender<pb::NodeFrame>,
+}
 
 type Frames = std::pin::Pin<Box<dyn tokio_stream::Stream<Item = Result<pb::GatewayFrame, Status>> + Send>>;
 
@@ -186,6 +191,25 @@ impl Node for Script {
                 Ok(tonic::Response::new(Box::pin(tokio_stream::once(Ok(frame)))))
             }
             "ended" => Ok(tonic::Response::new(Box::pin(tokio_stream::once(Err(storm))))),
+            "contract" => {
+                let (say, said) = mpsc::channel(64);
+                let seen = self.seen.clone();
+                tokio::spawn(async move {
+                    while let Ok(Some(frame)) = frames.message().await {
+                        let reply = match contract::reply(&frame) {
+                            Some(contract::Reply::Say(frame)) => Ok(pb::GatewayFrame { frame: Some(frame) }),
+                            Some(contract::Reply::End) => Err(storm.clone()),
+                            None => continue,
+                        };
+                        let _ = seen.send(frame);
+                        let ends = reply.is_err();
+                        if say.send(reply).await.is_err() || ends {
+                            return;
+                        }
+                    }
+                });
+                Ok(tonic::Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(said))))
+            }
             // Answers every frame with an ack until the node's half ends.
             _ => {
                 let acks = tokio_stream::StreamExt::map(frames, |frame| {
@@ -210,6 +234,10 @@ impl Node for Script {
 }
 
 async fn gateway(ca: &Ca) -> Endpoint {
+    gateway_that_says(ca, mpsc::unbounded_channel().0).await
+}
+
+async fn gateway_that_says(ca: &Ca, seen: mpsc::UnboundedSender<pb::NodeFrame>) -> Endpoint {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a socket");
     let endpoint =
         Endpoint { host: "127.0.0.1".into(), port: listener.local_addr().expect("an address").port() };
@@ -223,7 +251,7 @@ async fn gateway(ca: &Ca) -> Endpoint {
     let incoming = tokio_stream::wrappers::ReceiverStream::new(incoming);
     tokio::spawn(
         tonic::transport::Server::builder()
-            .add_service(NodeServer::new(Script))
+            .add_service(NodeServer::new(Script { seen }))
             .serve_with_incoming(incoming),
     );
     endpoint
@@ -231,16 +259,14 @@ async fn gateway(ca: &Ca) -> Endpoint {
 
 async fn session(node_id: &str) -> Box<dyn Link> {
     let ca = Ca::new();
-    let endpoint = gateway(&ca).await;
+    session_with(&ca, &gateway(&ca).await, node_id).await
+}
+
+async fn session_with(ca: &Ca, endpoint: &Endpoint, node_id: &str) -> Box<dyn Link> {
     let dialer = GrpcDialer::new(client(&ca.pin(), At(NOW, true)));
     let hello = pb::Hello { node_id: node_id.into(), ..Default::default() };
     let first = pb::NodeFrame { frame: Some(pb::node_frame::Frame::Hello(hello)) };
-    dialer.open(&endpoint, first, Duration::from_secs(20)).await.expect("a link")
-}
-
-fn heartbeat(seq: u64) -> pb::NodeFrame {
-    let heartbeat = pb::Heartbeat { seq, ..Default::default() };
-    pb::NodeFrame { frame: Some(pb::node_frame::Frame::Heartbeat(heartbeat)) }
+    dialer.open(endpoint, first, Duration::from_secs(20)).await.expect("a link")
 }
 
 #[tokio::test]
@@ -280,13 +306,17 @@ async fn frames_go_both_ways_and_a_dropped_receive_loses_none() {
 }
 
 #[tokio::test]
-async fn a_full_queue_gives_the_frame_back() {
-    let mut link = session("live").await;
-    // Nobody receives, so the call is not driven and nothing is taken.
-    while link.room() > 0 {
-        link.send(heartbeat(1)).expect("room");
-    }
-    assert!(link.send(heartbeat(2)).is_err());
+async fn the_link_keeps_its_contract_and_knows_how_long_the_gateways_certificate_holds() {
+    let ca = Ca::new();
+    contract::holds(async || {
+        let (say, seen) = mpsc::unbounded_channel();
+        let link = session_with(&ca, &gateway_that_says(&ca, say).await, "contract").await;
+        let ms = |s: i64| ServerTime(s * 1000);
+        let validity = Validity { not_before: ms(NOW - DAY), not_after: ms(NOW + DAY) };
+        assert_eq!(link.gateway_validity(), Some(validity));
+        (link, seen)
+    })
+    .await;
 }
 
 fn hello_frame() -> pb::NodeFrame {

@@ -19,7 +19,10 @@ fn a_file_that_holds_no_ticket_is_refused_and_says_what_one_looks_like() {
     machine.join("[gateway]").refused(65, &["not a join ticket", "bcd1."]);
     machine.join("").refused(65, &["empty"]);
     machine.join("bcd9.AAAA").refused(65, &["version 9", "newer bcd"]);
-    machine.run(&["join", "--ticket", "/nowhere/ticket"]).refused(65, &["/nowhere/ticket"]);
+    machine
+        .run(&["join", "--ticket", "/nowhere/ticket"])
+        .refused(65, &["/nowhere/ticket", "--ticket FILE", "--ticket -"]);
+    assert!(!machine.state().exists(), "nothing was made");
 }
 
 #[test]
@@ -83,17 +86,33 @@ fn a_state_directory_open_to_others_is_refused_with_the_mend() {
 #[test]
 fn a_state_directory_of_another_user_is_refused_with_the_mend() {
     let machine = Machine::new();
-    if !nix::unistd::geteuid().is_root() {
-        // Only root can give a directory away; what another user's directory does to us shows in its place.
-        let mut command = machine.command(&["node", "--state", "/root/bcd"]);
-        assert_eq!(command.output().unwrap().status.code(), Some(77));
-        return;
-    }
     std::fs::create_dir(machine.state()).unwrap();
     std::fs::set_permissions(machine.state(), std::fs::Permissions::from_mode(0o700)).unwrap();
-    std::os::unix::fs::chown(machine.state(), Some(12_345), None).unwrap();
-    let mend = format!("chown 0 {}", machine.state().display());
-    machine.join(&ticket_of_nobody()).refused(77, &["belongs to uid 12345", &mend]);
+    if nix::unistd::geteuid().is_root() {
+        std::os::unix::fs::chown(machine.state(), Some(12_345), None).unwrap();
+        let mend = format!("chown 0 {}", machine.state().display());
+        machine.join(&ticket_of_nobody()).refused(77, &["belongs to uid 12345", &mend]);
+    } else {
+        // Only root can give a directory away. The root directory is another user's on every machine.
+        let own = nix::unistd::geteuid();
+        let mend = format!("chown {own} /");
+        machine.run(&["node", "--state", "/"]).refused(77, &["belongs to uid 0", &mend]);
+    }
+}
+
+#[test]
+fn a_state_directory_that_cannot_be_made_is_refused_with_the_mend() {
+    let machine = Machine::new();
+    let ticket = machine.write_ticket(&ticket_of_nobody());
+    let join = |state: &str| machine.run(&["join", "--ticket", &ticket, "--try-for", "1", "--state", state]);
+    // In /proc nobody makes a directory, not even root.
+    join("/proc/bcd").refused(73, &["cannot make the directory /proc/bcd", "--state DIR"]);
+    if !nix::unistd::geteuid().is_root() {
+        std::fs::create_dir(machine.path("closed")).unwrap();
+        std::fs::set_permissions(machine.path("closed"), std::fs::Permissions::from_mode(0o500)).unwrap();
+        let closed = machine.path("closed").join("state").display().to_string();
+        join(&closed).refused(77, &["cannot make the directory", &closed, "--state DIR"]);
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::process::Child;
 use std::time::{Duration, Instant};
 
+use bcd::failpoint;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -119,4 +120,56 @@ fn a_daemon_that_is_killed_gives_its_journal_back() {
     assert!(machine.path("run/bcd.sock").exists(), "a dead daemon leaves its socket");
     machine.run(&["status"]).refused(3, &["no bcd daemon answers"]);
     stop(ready(&machine)).expect(0);
+}
+
+#[test]
+fn an_expired_identity_that_a_join_has_replaced_is_used_without_a_restart() {
+    let gateway_dir = tempfile::tempdir().unwrap();
+    let short = Gateway::start_with(gateway_dir.path(), |options| {
+        options.certificate_life = Duration::from_secs(2);
+    });
+    // A join that is cut short has made its key; whoever goes on with it joins as the same node.
+    let [machine, anew] = [Machine::new(), Machine::new()];
+    let ticket = machine.write_ticket(&short.ticket(1, 3600));
+    let join = ["join", "--ticket", &ticket, "--try-for", "5"];
+    let cut = machine.command(&join).env("BCD_FAILPOINT", failpoint::JOIN_PENDING.name()).output().unwrap();
+    assert_eq!(cut.status.code(), None);
+    let copied = std::process::Command::new("cp").arg("-a").args([machine.state(), anew.state()]).status();
+    assert!(copied.unwrap().success());
+    machine.run(&join).expect(0);
+    std::thread::sleep(Duration::from_millis(2_100));
+    let listen = short.ready.address;
+    drop(short);
+    let _gateway = Gateway::start_with(gateway_dir.path(), |options| options.listen = listen);
+
+    let child = machine.command(&["node"]).spawn().unwrap();
+    eventually("the certificate is refused", || {
+        let status = machine.run(&["status"]);
+        status.0.status.code() == Some(0) && status.expect(0).contains("certificate-expired")
+    });
+    anew.run(&join).expect(0);
+    std::fs::rename(anew.state().join("identity.json"), machine.state().join("identity.json")).unwrap();
+    eventually("the daemon is ready", || machine.run(&["status", "--brief"]).0.status.code() == Some(0));
+    let status: serde_json::Value =
+        serde_json::from_str(&machine.run(&["status", "--json"]).expect(0)).unwrap();
+    assert_eq!(status["pid"], child.id(), "the same process");
+    assert!(status["certificate"]["remaining_s"].as_u64().unwrap() > 3600, "{status}");
+    stop(child).expect(0);
+}
+
+#[test]
+fn an_identity_of_another_node_ends_the_daemon_and_says_why() {
+    let gateway_dir = tempfile::tempdir().unwrap();
+    let gateway = Gateway::start(gateway_dir.path());
+    let [machine, other] = [Machine::joined(&gateway), Machine::joined(&gateway)];
+    let child = ready(&machine);
+    let keys = std::fs::read_dir(other.state().join("keys")).unwrap();
+    for key in keys.map(|key| key.unwrap().path()) {
+        std::fs::copy(&key, machine.state().join("keys").join(key.file_name().unwrap())).unwrap();
+    }
+    std::fs::rename(other.state().join("identity.json"), machine.state().join("identity.json")).unwrap();
+    drop(gateway);
+    let ended = Ended(child.wait_with_output().unwrap());
+    ended.expect(79);
+    assert!(ended.stderr().contains("identity.json is now that of n-"), "{}", ended.stderr());
 }

@@ -1,0 +1,62 @@
+use super::*;
+use crate::clock::TokioClock;
+use crate::identity::tests::{Fixture, URIS, joined};
+
+struct Daemon {
+    fixture: Fixture,
+    renewal: Renewal,
+    identity: watch::Receiver<Identity>,
+    ending: watch::Receiver<Option<Exit>>,
+}
+
+/// A daemon that runs with the identity of a new state directory.
+fn daemon() -> Daemon {
+    let fixture = joined();
+    let state = fixture.state();
+    let mark = Mark::of(&state).unwrap();
+    let working = WorkingClock::new(Arc::new(TokioClock::starting_at(0)), None, None);
+    let (current, identity) = watch::channel(Identity::load(&state).unwrap());
+    let (end, ending) = watch::channel(None);
+    let renewal = Renewal::new((state, mark), Vec::new(), working, current, end);
+    Daemon { fixture, renewal, identity, ending }
+}
+
+#[tokio::test]
+async fn a_replaced_identity_of_the_same_node_is_taken_once() {
+    let daemon = daemon();
+    assert!(daemon.renewal.look().await.is_none(), "nothing has changed");
+    daemon.fixture.replace(URIS, 2);
+    let credentials = daemon.renewal.look().await.expect("the new identity");
+    assert_eq!(credentials.cert_not_after, daemon.identity.borrow().not_after);
+    assert_eq!(daemon.identity.borrow().generation, 2);
+    assert!(daemon.renewal.look().await.is_none(), "it is taken");
+    assert_eq!(*daemon.ending.borrow(), None);
+}
+
+#[tokio::test]
+async fn an_identity_of_another_node_or_place_is_not_taken_and_ends_the_daemon() {
+    for (name, exit) in [
+        ("spiffe://lab.example/node/fra1/n-2", Exit::ForeignState),
+        ("spiffe://lab.example/node/ams1/n-1", Exit::Failed),
+        ("spiffe://other.example/node/fra1/n-1", Exit::Failed),
+    ] {
+        let daemon = daemon();
+        daemon.fixture.replace([name, URIS[1]], 2);
+        assert!(daemon.renewal.look().await.is_none(), "{name}");
+        assert_eq!(*daemon.ending.borrow(), Some(exit), "{name}");
+        assert_eq!(daemon.identity.borrow().generation, 1, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn an_identity_that_cannot_be_used_leaves_the_old_one_until_it_is_mended() {
+    let daemon = daemon();
+    let path = daemon.fixture.state().join("identity.json");
+    std::fs::write(&path, "{").unwrap();
+    assert!(daemon.renewal.look().await.is_none());
+    std::fs::remove_file(&path).unwrap();
+    assert!(daemon.renewal.look().await.is_none(), "moved away for a join");
+    assert_eq!(*daemon.ending.borrow(), None);
+    daemon.fixture.replace(URIS, 3);
+    assert!(daemon.renewal.look().await.is_some());
+}
