@@ -11,12 +11,14 @@ run_checks() {
     check "the journal has the log with a field for each value" journal_fields
     check "a second daemon by hand is refused and names the holder" second_daemon
     check "a program runs and its output arrives" run_program
-    check "systemctl restart with a program in flight: the node is back, it ran once and is told of as interrupted" restart_in_flight
-    check "kill -9: systemd starts it again after 5 s, and it is ready" kill_nine
+    check "systemctl restart with a program in flight: its true result arrives, it ran once" restart_in_flight
+    check "a program has a unit of its own, and a cancel ends it" program_unit
+    check "a program whose supervisor is killed is ended and told of as interrupted" supervisor_killed
+    check "kill -9: systemd starts it again after 5 s, it is ready, and the program in flight is told of" kill_nine
     check "a hung daemon is aborted by the watchdog and started again" watchdog
     check "systemctl stop ends cleanly within 10 s and says Goodbye" clean_stop
     check "a wrong configuration ends with 78 and is not tried again" wrong_configuration
-    check "reboot: another boot id, the node is there again, the program is interrupted" reboot
+    check "reboot: another boot id, the node is there again and tells that the shutdown ended the program" reboot
     check "an upgrade keeps the configuration and restarts the node" upgrade
     check "remove keeps identity, journal and configuration" remove
     check "purge leaves nothing" purge
@@ -50,11 +52,10 @@ unjoined_start() {
 }
 
 join_and_start() {
-    # Commands of this test are unsigned, and it does not wait half a minute for the watchdog. Programs have the
-    # daemon's sandbox, and leave their lines in /var/tmp.
+    # Commands of this test are unsigned, and it does not wait half a minute for the watchdog.
     printf '[signatures]\ncommands = "none"\n' >"$root/etc/bcd/bcd.toml"
     mkdir -p "$root/etc/systemd/system/bcd.service.d"
-    printf '[Service]\nWatchdogSec=8\nPrivateTmp=no\nReadWritePaths=/var/tmp\n' >"$root/etc/systemd/system/bcd.service.d/test.conf"
+    printf '[Service]\nWatchdogSec=8\n' >"$root/etc/systemd/system/bcd.service.d/test.conf"
     cat >"$root/etc/systemd/system/test-gateway.service" <<-UNIT
 	[Service]
 	ExecStartPre=/bin/ip link set lo up
@@ -123,16 +124,46 @@ restart_in_flight() {
     old=$(show MainPID)
     inside systemctl restart bcd
     within 30 "ready again" running_anew "$old"
-    within 40 "the result" shown "$id" interrupted
+    within 40 "the result" shown "$id" succeeded
     same "starts" 1 "$(lines restarted start)"
+    same "ends" 1 "$(lines restarted end)"
+}
+
+# A program in flight: it has neither the daemon's control group nor its sandbox.
+unit_of_a_program() { inside systemctl list-units --plain --no-legend 'bcd-exec-*.service' | cut -d' ' -f1; }
+
+program_unit() {
+    local id unit
+    id=$(start_program apart 600)
+    unit=$(unit_of_a_program)
+    same "units" 1 "$(wc -w <<<"$unit")"
+    same "its group" "0::/system.slice/$unit" "$(inside sh -c "grep ^0:: /proc/$(inside systemctl show "$unit" --value -p MainPID)/cgroup" | cut -d/ -f1-3)"
+    ctl cancel "$id"
+    within 30 "the result" shown "$id" cancelled
+    within 10 "the unit is gone" no_program_is_left
+}
+
+no_program_is_left() { [ -z "$(unit_of_a_program)" ] && ! inside pgrep -f 'sleep 600' >/dev/null; }
+
+# Its supervisor killed: systemd ends what it started, and nobody guesses at a result.
+supervisor_killed() {
+    local id unit
+    id=$(start_program bereft 600)
+    unit=$(unit_of_a_program)
+    inside systemctl kill --kill-who=main --signal=KILL "$unit"
+    within 30 "the result" shown "$id" interrupted
+    within 10 "the unit is gone" no_program_is_left
 }
 
 kill_nine() {
-    local old started=$SECONDS
+    local id old started=$SECONDS
+    id=$(start_program killed 4)
     old=$(show MainPID)
     inside kill -9 "$old"
     within 40 "ready again" running_anew "$old"
     [ $((SECONDS - started)) -ge 4 ] || { echo "after $((SECONDS - started)) s, not 5"; return 1; }
+    within 40 "the result of what ended meanwhile" shown "$id" succeeded
+    same "starts" 1 "$(lines killed start)"
     inside systemctl reset-failed bcd
 }
 
@@ -174,7 +205,7 @@ reboot() {
     container_reboot
     [ "$before" != "$(inside cat /proc/sys/kernel/random/boot_id)" ] || { echo "the same boot id"; return 1; }
     within 60 "ready after the boot" ready
-    within 40 "the result" shown "$id" interrupted
+    within 40 "the result" shown "$id" '"signal"'
     same "starts" 1 "$(lines rebooted start)"
 }
 
