@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use data_encoding::BASE64;
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
@@ -45,6 +47,14 @@ enum Ctl {
     Exec(ExecArgs),
     /// Ask a node for its versions, load and free space.
     Probe {
+        /// Which node.
+        node: String,
+        /// How long the command may wait for its node, seconds.
+        #[arg(long, default_value_t = 300)]
+        ttl: u64,
+    },
+    /// Ask a node for all that it holds: assignments, instances, processes, commands.
+    Barrier {
         /// Which node.
         node: String,
         /// How long the command may wait for its node, seconds.
@@ -216,7 +226,14 @@ async fn command(args: Args) -> Result<Exit, CtlError> {
     let mut ctl = Session { gateway: args.gateway, client, json: args.json };
     match args.command {
         Ctl::Exec(exec) => return ctl.exec(exec).await,
-        Ctl::Probe { node, ttl } => return ctl.probe(&node, ttl).await,
+        Ctl::Probe { node, ttl } => {
+            return ctl.report(&node, "node.probe", &serde_json::json!({}), ttl).await;
+        }
+        Ctl::Barrier { node, ttl } => {
+            let barrier = format!("b-{:016x}", rand::Rng::random::<u64>(&mut StdRng::from_os_rng()));
+            let args = serde_json::json!({ "barrier_id": barrier });
+            return ctl.report(&node, "inventory.barrier", &args, ttl).await;
+        }
         Ctl::Show { id } => {
             let shown = ctl.ask(Request::Show { id: id.clone() }).await?;
             let Response::Command(view) = shown else { return Err(CtlError::Answer) };
@@ -362,8 +379,15 @@ impl Session {
         Ok(end(&view))
     }
 
-    async fn probe(&mut self, node: &str, ttl: u64) -> Result<Exit, CtlError> {
-        let view = self.enqueue(node, "node.probe", to_raw_value(&serde_json::json!({}))?, ttl).await?;
+    /// Runs a command whose output is a document, and prints that.
+    async fn report(
+        &mut self,
+        node: &str,
+        kind: &str,
+        args: &serde_json::Value,
+        ttl: u64,
+    ) -> Result<Exit, CtlError> {
+        let view = self.enqueue(node, kind, to_raw_value(args)?, ttl).await?;
         if self.json {
             self.json_value(&view)?;
         } else if let Ok(output) = serde_json::from_str::<serde_json::Value>(&view.output) {

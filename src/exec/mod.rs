@@ -10,6 +10,8 @@
 //! admission are bounded by the credits: each holds one. What is promised: a command's answers leave in the order
 //! ACCEPTED, RUNNING, result; nothing starts before RUNNING and the begun record are durable.
 
+mod arrivals;
+mod barrier;
 mod cancel;
 mod kinds;
 pub mod lanes;
@@ -30,6 +32,7 @@ use tokio::task::{JoinError, JoinSet};
 pub use lanes::Lanes;
 pub use probe::ProbeFacts;
 
+use self::arrivals::{Arrival, Arrivals};
 use self::cancel::Cancels;
 use crate::admission::Context;
 use crate::journal::{Admission, Journal};
@@ -81,6 +84,7 @@ pub struct Executor {
 struct Shared {
     parts: Parts,
     cancels: Cancels,
+    arrivals: Arrivals,
     /// Held shared by every task but for the time of an effect: whoever takes it alone knows that no step is half
     /// written, and that none will be.
     steps: RwLock<()>,
@@ -89,7 +93,8 @@ struct Shared {
 impl Executor {
     /// A new one.
     pub fn new(parts: Parts) -> Self {
-        Self { shared: Arc::new(Shared { parts, cancels: Cancels::default(), steps: RwLock::new(()) }) }
+        let (cancels, arrivals) = (Cancels::default(), Arrivals::default());
+        Self { shared: Arc::new(Shared { parts, cancels, arrivals, steps: RwLock::new(()) }) }
     }
 
     /// Runs until the deliveries end. From `stop` on nothing new is admitted. Programs are neither ended nor waited
@@ -107,7 +112,9 @@ impl Executor {
                 Some(task) = tasks.join_next() => report(task),
                 next = next(&turns, &mut deliveries) => match next {
                     Some((turn, delivery)) => {
-                        tasks.spawn(Arc::clone(&self.shared).deliver(delivery, turn));
+                        // Before the task runs: what came first is then known to whoever comes next.
+                        let arrival = self.shared.arrive(&delivery);
+                        tasks.spawn(Arc::clone(&self.shared).deliver(delivery, turn, arrival));
                     }
                     None => break,
                 },
@@ -150,9 +157,21 @@ fn report(task: Result<(), JoinError>) {
 }
 
 impl Shared {
-    async fn deliver(self: Arc<Self>, delivery: Delivery, turn: OwnedSemaphorePermit) {
+    fn arrive(&self, delivery: &Delivery) -> Option<Arrival> {
         match delivery {
-            Delivery::Command(frame) => self.command(frame.envelope, turn).await,
+            Delivery::Command(frame) => Some(self.arrivals.arrive(frame.seq)),
+            Delivery::Cancel { .. } | Delivery::Malformed { .. } => None,
+        }
+    }
+
+    async fn deliver(
+        self: Arc<Self>,
+        delivery: Delivery,
+        turn: OwnedSemaphorePermit,
+        arrival: Option<Arrival>,
+    ) {
+        match delivery {
+            Delivery::Command(frame) => self.command(frame.envelope, turn, arrival).await,
             Delivery::Cancel { command_id, envelope } => self.cancel(&command_id, &envelope).await,
             Delivery::Malformed { body_sha256, detail } => {
                 self.refuse(None, body_sha256, Reason::Invalid, detail);
@@ -160,7 +179,7 @@ impl Shared {
         }
     }
 
-    async fn command(&self, envelope: Envelope, turn: OwnedSemaphorePermit) {
+    async fn command(&self, envelope: Envelope, turn: OwnedSemaphorePermit, arrival: Option<Arrival>) {
         let between_steps = self.steps.read().await;
         let verified = match dsse::verify_command(&envelope, &self.parts.audience, self.parts.policy) {
             Ok(verified) => verified,
@@ -179,7 +198,7 @@ impl Shared {
         let credit = lane.and_then(|lane| self.parts.lanes.reserve(lane));
         let context = self.context(credit.is_some());
         let admission = self.parts.journal.admit(verified, context).await;
-        drop(turn);
+        drop((turn, arrival));
         match admission {
             Ok(Admission::Answered(answer)) => self.say(Outgoing::Passing(answer)),
             Ok(Admission::Ended(done)) => self.say(Outgoing::Result(done)),

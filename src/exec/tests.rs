@@ -1,5 +1,7 @@
 //! The executor over a real journal: what is answered, what is started, what is not.
 
+mod barrier;
+
 use std::collections::BTreeMap;
 
 use rand::SeedableRng as _;
@@ -102,8 +104,12 @@ impl Bench {
     }
 
     async fn deliver(&self, body: &Value) {
+        self.deliver_as(1, body).await;
+    }
+
+    async fn deliver_as(&self, seq: u64, body: &Value) {
         let envelope = envelope(COMMAND_TYPE, body);
-        let frame = CommandFrame { seq: 1, delivery_attempt: 1, envelope, approvals: Vec::new() };
+        let frame = CommandFrame { seq, delivery_attempt: 1, envelope, approvals: Vec::new() };
         self.deliveries.send(Delivery::Command(frame)).await.expect("a running executor");
     }
 

@@ -3,6 +3,7 @@
 //! A copy of journal.db restored alone forgets that a command ran. The record does not: it is created with O_EXCL,
 //! so that a second start of the same command meets it, and it lives as long as the command's tombstone.
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -171,6 +172,14 @@ pub(super) fn read_all(state: &Path) -> io::Result<Records> {
     }
     records.whole.sort_by(|a, b| a.id.cmp(&b.id));
     Ok(records)
+}
+
+/// The journals that the records were made under. Blocks.
+///
+/// # Errors
+/// The records cannot be read.
+pub fn journals(state: &Path) -> io::Result<BTreeSet<JournalId>> {
+    Ok(read_all(state)?.whole.into_iter().map(|record| record.journal_id).collect())
 }
 
 fn read(path: &Path) -> io::Result<Option<Record>> {

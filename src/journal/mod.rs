@@ -22,6 +22,7 @@ pub mod recovery;
 mod rows;
 mod schema;
 mod settings;
+mod unfinished;
 mod writer;
 
 #[cfg(all(test, feature = "fakehw"))]
@@ -39,6 +40,7 @@ pub use handle::Journal;
 pub use inspect::{InspectError, Snapshot};
 pub use open::Locked;
 pub use record::{Accepted, Running, State};
+pub use unfinished::Unfinished;
 
 use crate::model::{Answer, BootId, CommandId, Done, Incarnation, JournalId, NodeId, ServerTime};
 

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::ids::{CommandId, Digest, NodeId};
+use super::ids::{BarrierId, CommandId, Digest, NodeId};
 use super::kind::Kind;
 use super::limits::{ARG_BYTES, ARGV, COMMAND_BODY_BYTES, STREAM_BYTES};
 use super::strict::{self, StrictError, StrictMap};
@@ -122,12 +122,15 @@ pub enum Args {
     Probe(ProbeArgs),
     /// `node.exec`.
     Exec(Box<ExecArgs>),
+    /// `inventory.barrier`.
+    Barrier(BarrierArgs),
 }
 
 impl Args {
     fn parse(kind: Kind, json: &[u8]) -> Result<Self, ArgsError> {
         match kind {
             Kind::NodeProbe => strict::parse(json).map(Self::Probe),
+            Kind::InventoryBarrier => strict::parse(json).map(Self::Barrier),
             Kind::NodeExec => {
                 let args: ExecArgs = strict::parse(json)?;
                 args.check().map_err(StrictError::Invalid)?;
@@ -141,13 +144,14 @@ impl Args {
         match self {
             Self::Probe(_) => Kind::NodeProbe,
             Self::Exec(_) => Kind::NodeExec,
+            Self::Barrier(_) => Kind::InventoryBarrier,
         }
     }
 
     /// Whether this very command may run twice.
     pub fn retry_safe(&self) -> bool {
         match self {
-            Self::Probe(_) => true,
+            Self::Probe(_) | Self::Barrier(_) => true,
             Self::Exec(exec) => exec.retry_safe,
         }
     }
@@ -156,6 +160,13 @@ impl Args {
 /// `node.probe` takes none.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct ProbeArgs {}
+
+/// What a barrier is called by whoever asks.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct BarrierArgs {
+    /// Comes back in the answer.
+    pub barrier_id: BarrierId,
+}
 
 /// A program to run.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]

@@ -85,6 +85,9 @@ pub enum Kind {
     /// Runs a program.
     #[serde(rename = "node.exec")]
     NodeExec,
+    /// Answers what this host holds.
+    #[serde(rename = "inventory.barrier")]
+    InventoryBarrier,
 }
 
 /// Who carries a kind out where the node runs unprivileged.
@@ -123,7 +126,7 @@ pub struct Properties {
 
 impl Kind {
     /// Every kind that this build runs, sorted by name.
-    pub const ALL: [Self; 2] = [Self::NodeExec, Self::NodeProbe];
+    pub const ALL: [Self; 3] = [Self::InventoryBarrier, Self::NodeExec, Self::NodeProbe];
 
     /// The kind's row of the table.
     pub fn properties(self) -> Properties {
@@ -139,6 +142,18 @@ impl Kind {
                 max_run_time: Duration::from_secs(10),
                 unprivileged: DoneBy::Node,
                 does: "answers with versions, boot id, load and free space",
+            },
+            Self::InventoryBarrier => Properties {
+                name: "inventory.barrier",
+                lane: Lane::Control,
+                retry_safe: RetrySafe::Yes,
+                destructive: false,
+                self_terminating: false,
+                roles: &[Role::Host, Role::Ramdisk],
+                default_run_time: Duration::from_secs(10),
+                max_run_time: Duration::from_secs(10),
+                unprivileged: DoneBy::Node,
+                does: "answers what this host holds: assignments, instances, processes, commands",
             },
             Self::NodeExec => Properties {
                 name: "node.exec",
