@@ -91,9 +91,9 @@ fn text(snapshot: &Snapshot) -> String {
 
 fn line(command: &CommandLine) -> String {
     let mut line =
-        format!("  {} {} {:?} attempt {}", command.id, command.kind, command.state, command.attempt);
+        format!("  {} {} {} attempt {}", command.id, command.kind, word(&command.state), command.attempt);
     if let Some(end) = &command.end {
-        let _ = write!(line, " {:?}", end.state);
+        let _ = write!(line, " {}", word(&end.state));
         if let Some(reason) = end.reason {
             let _ = write!(line, " {reason}");
         }
@@ -102,4 +102,9 @@ fn line(command: &CommandLine) -> String {
         }
     }
     line
+}
+
+/// A state's name as the journal and the wire have it, such as SUCCEEDED.
+fn word(state: &impl std::fmt::Debug) -> String {
+    format!("{state:?}").to_ascii_uppercase()
 }

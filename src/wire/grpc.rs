@@ -146,6 +146,11 @@ fn connection_end(result: hyper::Result<()>, alert: Option<&rustls::AlertDescrip
         let detail = "the gateway asked for calm (GOAWAY ENHANCE_YOUR_CALM)".into();
         return LinkEnd { kind: EndKind::Calm, reason: None, pushback: None, detail };
     }
+    // A process that was killed leaves its kernel to close the socket, without TLS's own word for it.
+    let io = chain(&error).find_map(|error| error.downcast_ref::<std::io::Error>());
+    if io.is_some_and(|io| io.kind() == std::io::ErrorKind::UnexpectedEof) {
+        return lost("the gateway is gone: its end of the connection closed without a word".into());
+    }
     let text = chain(&error).map(ToString::to_string).collect::<Vec<_>>().join(": ");
     lost(format!("the connection broke: {text}"))
 }

@@ -34,8 +34,7 @@ pub(super) async fn tls(
         .await
         .map_err(|error| failed(format!("the name {} cannot be resolved: {error}", endpoint.host)))?
         .collect();
-    let tcp =
-        race(addresses).await.map_err(|error| failed(format!("cannot connect to {endpoint}: {error}")))?;
+    let tcp = race(addresses).await.map_err(|error| failed(format!("cannot connect: {error}")))?;
     tcp.set_nodelay(true).map_err(|error| failed(format!("cannot use the socket to {endpoint}: {error}")))?;
     let stream = TlsConnector::from(Arc::clone(config))
         .connect(name, tcp)
