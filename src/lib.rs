@@ -8,6 +8,7 @@ pub mod model;
 
 pub mod clock;
 pub mod failpoint;
+pub mod ports;
 
 pub mod wire;
 
@@ -23,6 +24,8 @@ pub mod session;
 pub mod admission;
 
 pub mod journal;
+
+pub mod host;
 
 pub mod exec;
 

@@ -22,6 +22,7 @@ use crate::exec::{self, Executor, Lanes, ProbeFacts};
 use crate::identity::{Identity, LoadError};
 use crate::journal::{self, Journal, Locked, OpenError, Recovered, WriteError};
 use crate::model::{BootId, Exit, Incarnation, JournalId, NodeId};
+use crate::ports::Reboot;
 use crate::session::{self, HelloFacts, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox};
 use crate::status::report::{self, Certificate, Report};
 use crate::status::socket::{Question, Socket};
@@ -60,13 +61,21 @@ pub struct Options {
     pub wal_bytes: u64,
     /// How the journal's writer runs.
     pub journal: journal::Mode,
+    /// Restarts the machine.
+    pub reboot: Arc<dyn Reboot>,
     /// Instead of gRPC with the node's identity.
     pub dialer: Option<Arc<dyn Dialer>>,
 }
 
 impl Options {
     /// A daemon on this machine, as configured.
-    pub fn new(config: &Config, clock: Arc<dyn Clock>, rng: StdRng, boot_id: BootId) -> Self {
+    pub fn new(
+        config: &Config,
+        clock: Arc<dyn Clock>,
+        rng: StdRng,
+        boot_id: BootId,
+        reboot: Arc<dyn Reboot>,
+    ) -> Self {
         Self {
             state: config.state.clone(),
             endpoints: config.endpoints.clone(),
@@ -78,6 +87,7 @@ impl Options {
             boot_id,
             wal_bytes: WAL_BYTES,
             journal: journal::Mode::Thread,
+            reboot,
             dialer: None,
         }
     }
@@ -246,6 +256,7 @@ impl Node {
                 boot_id: self.options.boot_id.clone(),
             },
             state: self.options.state,
+            reboot: self.options.reboot,
         });
         let own = self.options.endpoints;
         let session = Session::new(SessionParts {

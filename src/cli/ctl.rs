@@ -61,6 +61,20 @@ enum Ctl {
         #[arg(long, default_value_t = 300)]
         ttl: u64,
     },
+    /// Restart a node's machine and wait until it is back.
+    Reboot {
+        /// Which node.
+        node: String,
+        /// Waits this long first, seconds.
+        #[arg(long, value_name = "S", default_value_t = 0)]
+        delay: u64,
+        /// Then waits up to this long for the end of what runs, seconds.
+        #[arg(long, value_name = "S")]
+        drain: Option<u64>,
+        /// How long the command may wait for its node, seconds.
+        #[arg(long, value_name = "S", default_value_t = 300)]
+        ttl: u64,
+    },
     /// Show one command.
     Show {
         /// Which.
@@ -228,6 +242,13 @@ async fn command(args: Args) -> Result<Exit, CtlError> {
         Ctl::Exec(exec) => return ctl.exec(exec).await,
         Ctl::Probe { node, ttl } => {
             return ctl.report(&node, "node.probe", &serde_json::json!({}), ttl).await;
+        }
+        Ctl::Reboot { node, delay, drain, ttl } => {
+            let mut args = serde_json::json!({ "delay_s": delay });
+            if let Some(drain) = drain {
+                args["drain_s"] = drain.into();
+            }
+            return ctl.report(&node, "node.reboot", &args, ttl).await;
         }
         Ctl::Barrier { node, ttl } => {
             let barrier = format!("b-{:016x}", rand::Rng::random::<u64>(&mut StdRng::from_os_rng()));

@@ -9,8 +9,13 @@ use tokio::sync::watch;
 
 use super::{ConfigArgs, fail};
 use crate::clock::{self, SystemClock};
-use crate::model::Exit;
+#[cfg(feature = "fakehw")]
+use crate::host::fake_machine::{self, FakeMachine, FakeReboot};
+#[cfg(not(feature = "fakehw"))]
+use crate::host::reboot::SystemReboot;
+use crate::model::{BootId, Exit};
 use crate::node::{Node, Options};
+use crate::ports::Reboot;
 
 /// Run the daemon: one session to a gateway, until SIGTERM.
 #[derive(Debug, clap::Args)]
@@ -21,12 +26,12 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
     let config = args.config.load_and_log()?;
-    let boot_id = clock::boot_id().map_err(|error| fail(&error, Exit::Failed))?;
-    let options = Options::new(&config, Arc::new(SystemClock), StdRng::from_os_rng(), boot_id);
+    let (say_stop, stop) = watch::channel(false);
+    let (boot_id, reboot) = machine(&say_stop).map_err(|error| fail(&error, Exit::Failed))?;
+    let options = Options::new(&config, Arc::new(SystemClock), StdRng::from_os_rng(), boot_id, reboot);
     let node = Node::build(options).map_err(|error| fail(&error, error.exit()))?;
     super::runtime()?.block_on(async {
         let signals = Signals::listen().map_err(|error| fail(&error, Exit::Failed))?;
-        let (say_stop, stop) = watch::channel(false);
         let run = node.run(stop);
         tokio::pin!(run);
         tokio::select! {
@@ -37,6 +42,24 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
         let _ = say_stop.send(true);
         Ok(run.await)
     })
+}
+
+/// This boot, and who ends it.
+#[cfg(not(feature = "fakehw"))]
+fn machine(_stop: &watch::Sender<bool>) -> std::io::Result<(BootId, Arc<dyn Reboot>)> {
+    Ok((clock::boot_id()?, Arc::new(SystemReboot::of_this_machine())))
+}
+
+/// This boot, or a fake machine's; who ends it never ends the real one.
+#[cfg(feature = "fakehw")]
+fn machine(stop: &watch::Sender<bool>) -> std::io::Result<(BootId, Arc<dyn Reboot>)> {
+    match std::env::var_os(fake_machine::VARIABLE) {
+        Some(file) => {
+            let machine = FakeMachine::new(file.into());
+            Ok((machine.boot_id()?, Arc::new(machine.port(stop.clone()))))
+        }
+        None => Ok((clock::boot_id()?, Arc::new(FakeReboot::none()))),
+    }
 }
 
 /// SIGPIPE is ignored by Rust's own start-up; a broken pipe is an error of its write.

@@ -3,7 +3,7 @@
 use super::Shared;
 use super::cancel::Cancelled;
 use super::mark::Mark;
-use super::{barrier, probe, run};
+use super::{barrier, probe, reboot, run};
 use crate::journal::{Durable, Running};
 use crate::model::{Args, Effect, Reason, Terminal};
 
@@ -29,6 +29,8 @@ pub(super) async fn effect(running: &Durable<Running>, shared: &Shared, cancelle
     match running.command.args() {
         Args::Probe(_) => probe::run(&parts.facts, &parts.state).await,
         Args::Barrier(args) => barrier::run(&args.barrier_id, id, shared).await,
+        // Started, it is not cancelled any more.
+        Args::Reboot(_) => reboot::run(shared).await,
         Args::Exec(args) => {
             let mark = Mark::attempt(&parts.journal.id(), id, running.attempt);
             run::run(args, &mark, cancelled).await

@@ -18,6 +18,7 @@ pub mod lanes;
 pub mod leftovers;
 mod mark;
 mod probe;
+mod reboot;
 mod run;
 mod steps;
 
@@ -37,6 +38,7 @@ use self::cancel::Cancels;
 use crate::admission::Context;
 use crate::journal::{Admission, Journal};
 use crate::model::{Answer, AnswerState, CommandId, Digest, Kind, Reason, Role};
+use crate::ports::Reboot;
 use crate::session::outbox::{OutboxSender, Outgoing};
 use crate::session::working_clock::WorkingClock;
 use crate::wire::dsse::{self, Audience, Envelope, Policy};
@@ -72,6 +74,8 @@ pub struct Parts {
     pub facts: ProbeFacts,
     /// The state directory.
     pub state: PathBuf,
+    /// Restarts the machine.
+    pub reboot: Arc<dyn Reboot>,
 }
 
 /// Takes deliveries and carries them out.
@@ -205,10 +209,13 @@ impl Shared {
             Ok(Admission::Accepted(accepted)) => {
                 let cancellable = self.cancels.enter(id.clone(), self.boot());
                 self.pass(Some(id), body_sha256, AnswerState::Accepted);
+                // It may wait for long, and its end frees nothing.
+                let _credit = credit.filter(|_| !accepted.command.kind().properties().self_terminating);
                 steps::from_accepted(self, accepted, cancellable, between_steps).await;
             }
             Ok(Admission::Restarted(running)) => {
                 let cancellable = self.cancels.enter(id, self.boot());
+                let _credit = credit;
                 steps::from_running(self, running, cancellable, between_steps).await;
             }
             Err(error) => {
@@ -216,7 +223,6 @@ impl Shared {
                 self.refuse(Some(id), body_sha256, Reason::Busy, error.why.token().to_owned());
             }
         }
-        drop(credit);
     }
 
     async fn cancel(&self, command_id: &CommandId, envelope: &Envelope) {

@@ -1,9 +1,13 @@
 //! The executor over a real journal: what is answered, what is started, what is not.
 
 mod barrier;
+mod reboot;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use rand::SeedableRng as _;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -14,6 +18,7 @@ use super::*;
 use crate::clock::SystemClock;
 use crate::journal::{At, Faults, Journal, Locked, Mode, Options};
 use crate::model::{BootId, Effect, Incarnation, JournalId, Lane, NodeId, Outcome, ServerTime, Terminal};
+use crate::ports::RebootError;
 use crate::session::outbox::{Outbox, outbox};
 use crate::wire::dsse::{CANCEL_TYPE, COMMAND_TYPE};
 use crate::wire::frames::CommandFrame;
@@ -45,14 +50,31 @@ struct Bench {
     stop: watch::Sender<bool>,
     outbox: Outbox,
     run: JoinHandle<()>,
+    reboots: Arc<CountedReboots>,
 }
 
-fn options(dir: &TempDir, incarnation: &str) -> Options {
+/// Counts, and answers as it is told to.
+#[derive(Debug, Default)]
+struct CountedReboots {
+    asked: AtomicUsize,
+    refuses: AtomicBool,
+}
+
+impl Reboot for CountedReboots {
+    fn reboot(&self) -> BoxFuture<'static, Result<(), RebootError>> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let refused = self.refuses.load(Ordering::SeqCst);
+        let answer = if refused { Err(RebootError::Refused("not today".into())) } else { Ok(()) };
+        std::future::ready(answer).boxed()
+    }
+}
+
+fn options(dir: &TempDir, incarnation: &str, boot: &str) -> Options {
     Options {
         state: dir.path().to_owned(),
         node_id: NodeId::new("n-1").expect("an id"),
         incarnation: Incarnation::new(incarnation).expect("an id"),
-        boot_id: BootId::new("b-1").expect("an id"),
+        boot_id: BootId::new(boot).expect("an id"),
         wal_bytes: 64 << 10,
         mode: Mode::Thread,
     }
@@ -62,7 +84,7 @@ impl Bench {
     fn new() -> Self {
         let own_alone = std::os::unix::fs::PermissionsExt::from_mode(0o700);
         let dir = tempfile::Builder::new().permissions(own_alone).tempdir().expect("a directory");
-        let options = options(&dir, "i-1");
+        let options = options(&dir, "i-1", "b-1");
         let birth = Some(time("2026-11-29T09:00:00Z"));
         Locked::create(&options, birth, journal_id()).expect("a journal");
         Self::over(dir, "i-1")
@@ -70,14 +92,20 @@ impl Bench {
 
     /// Another daemon process over the same state.
     fn over(dir: TempDir, incarnation: &str) -> Self {
+        Self::over_in(dir, incarnation, "b-1")
+    }
+
+    /// Another daemon process over the same state, in that boot.
+    fn over_in(dir: TempDir, incarnation: &str, boot: &str) -> Self {
         let faults = Faults::default();
-        let locked = Locked::open(options(&dir, incarnation), journal_id()).expect("a journal");
+        let locked = Locked::open(options(&dir, incarnation, boot), journal_id()).expect("a journal");
         let (journal, _) = locked.with_faults(faults.clone()).recover(None).expect("a recovery");
         let lanes = Lanes::default();
         lanes.set_terms(&BTreeMap::from([(Lane::Control, 2), (Lane::Work, 2)]), false);
         let (sender, outbox) = outbox();
         let (deliveries, received) = mpsc::channel(16);
         let (stop, stopped) = watch::channel(false);
+        let reboots = Arc::new(CountedReboots::default());
         let parts = Parts {
             journal: journal.clone(),
             working: WorkingClock::new(Arc::new(SystemClock), Some(time("2026-11-29T10:00:10Z")), None),
@@ -95,12 +123,13 @@ impl Bench {
                 site: "fra1".into(),
                 role: Role::Host,
                 daemon_version: "0.1.0".into(),
-                boot_id: BootId::new("b-1").expect("an id"),
+                boot_id: BootId::new(boot).expect("an id"),
             },
             state: dir.path().to_owned(),
+            reboot: reboots.clone(),
         };
         let run = tokio::spawn(Executor::new(parts).run(received, stopped));
-        Self { dir, journal, faults, lanes, deliveries, stop, outbox, run }
+        Self { dir, journal, faults, lanes, deliveries, stop, outbox, run, reboots }
     }
 
     async fn deliver(&self, body: &Value) {

@@ -285,7 +285,7 @@ impl Session {
             match applied {
                 Applied::Ended(_, lane) | Applied::BackOff(lane, false) => self.credits.released(*lane),
                 Applied::BackOff(lane, true) => self.credits.exhausted(*lane),
-                Applied::Nothing | Applied::Progress | Applied::Late(_) => {}
+                Applied::Nothing | Applied::Progress | Applied::Late(_) | Applied::Completed(_) => {}
             }
         }
     }

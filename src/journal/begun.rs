@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::durable::Durable;
 use super::record::Running;
 use crate::failpoint;
-use crate::model::{CommandId, Digest, JournalId, ServerTime};
+use crate::model::{BootId, CommandId, Digest, JournalId, ServerTime};
 
 /// A record is under 1 KiB: ids of 128 bytes, a digest, a few numbers.
 const RECORD_BYTES: u64 = 4096;
@@ -37,6 +37,9 @@ pub struct Record {
     pub not_after: ServerTime,
     /// When it started, by the working clock.
     pub started: Option<ServerTime>,
+    /// The boot that it began in; absent in records of builds that did not say.
+    #[serde(default)]
+    pub boot_id: Option<BootId>,
 }
 
 /// Proof that the record is durable, so that the effect may start.
@@ -85,6 +88,7 @@ impl Begun {
     pub fn create(
         state: &Path,
         journal_id: &JournalId,
+        boot_id: &BootId,
         running: &Durable<Running>,
     ) -> Result<Self, BegunError> {
         let command = running.command.command();
@@ -96,6 +100,7 @@ impl Begun {
             journal_id: journal_id.clone(),
             not_after: command.header.not_after,
             started: running.started,
+            boot_id: Some(boot_id.clone()),
         };
         write(state, &record)
     }

@@ -15,12 +15,12 @@ use super::error::{OpenError, WriteError, is_corrupt};
 use super::faults::Faults;
 use super::lock::Lock;
 use super::record::State;
-use super::recovery::{self, Becomes, Found};
+use super::recovery::{self, Becomes, BootSays, Found};
 use super::rows::{self, Row};
 use super::schema::{self, Head};
 use super::{Facts, Journal, Options, Recovered, files, ops, settings};
 use crate::clock::{Clock as _, SystemClock};
-use crate::model::{CommandId, JournalId, Outcome, ServerTime};
+use crate::model::{BootId, CommandId, JournalId, Kind, Outcome, ServerTime};
 
 /// An open, locked journal in which nothing has been recovered yet: the moment to end leftover programs.
 #[derive(Debug)]
@@ -221,6 +221,10 @@ fn settle(core: &mut Core, records: &[Record], signed: Option<ServerTime>) -> ru
             begun: begun.is_some(),
             executions: row.attempt,
             expired: passed(row.not_after),
+            boot: boot_says(core, &row.kind, || match begun {
+                Some(record) => Ok(record.boot_id.clone()),
+                None => rows::boot_of(&core.conn, &row.id),
+            })?,
         };
         settle_one(core, row, found, begun, signed, &mut recovered)?;
     }
@@ -241,6 +245,7 @@ fn settle(core: &mut Core, records: &[Record], signed: Option<ServerTime>) -> ru
             begun: true,
             executions: record.attempt,
             expired: passed(record.not_after),
+            boot: boot_says(core, &record.kind, || Ok(record.boot_id.clone()))?,
         };
         core.counters.owed += 1;
         settle_one(core, row_of(record), found, Some(record), signed, &mut recovered)?;
@@ -250,6 +255,22 @@ fn settle(core: &mut Core, records: &[Record], signed: Option<ServerTime>) -> ru
     }
     recovered.unacked = rows::count(&core.conn, State::Done)?;
     Ok(recovered)
+}
+
+/// What the boot id says of a command of this kind that began, or was accepted, in the boot that `began` names.
+fn boot_says(
+    core: &Core,
+    kind: &str,
+    began: impl FnOnce() -> rusqlite::Result<Option<BootId>>,
+) -> rusqlite::Result<BootSays> {
+    if !Kind::from_name(kind).is_some_and(Kind::ends_in_a_new_boot) {
+        return Ok(BootSays::Nothing);
+    }
+    Ok(match began()? {
+        None => BootSays::Nothing,
+        Some(boot) if boot == core.boot_id => BootSays::SameBoot,
+        Some(_) => BootSays::OtherBoot,
+    })
 }
 
 /// The row that a lost journal had, or an old copy has not.
@@ -293,6 +314,10 @@ fn settle_one(
         Becomes::Expired => {
             let outcome = Outcome { finished: signed, ..ops::expired(row.not_after) };
             ops::end(core, row, &outcome)?;
+        }
+        Becomes::Rebooted => {
+            let outcome = Outcome { finished: signed, ..Outcome::rebooted(attempt, started) };
+            ops::end(core, Row { started, ..row }, &outcome)?;
         }
         Becomes::Interrupted => {
             let outcome = Outcome { finished: signed, ..Outcome::interrupted(attempt, started) };

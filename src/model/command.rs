@@ -124,6 +124,8 @@ pub enum Args {
     Exec(Box<ExecArgs>),
     /// `inventory.barrier`.
     Barrier(BarrierArgs),
+    /// `node.reboot`.
+    Reboot(RebootArgs),
 }
 
 impl Args {
@@ -131,6 +133,11 @@ impl Args {
         match kind {
             Kind::NodeProbe => strict::parse(json).map(Self::Probe),
             Kind::InventoryBarrier => strict::parse(json).map(Self::Barrier),
+            Kind::NodeReboot => {
+                let args: RebootArgs = strict::parse(json)?;
+                args.check().map_err(StrictError::Invalid)?;
+                Ok(Self::Reboot(args))
+            }
             Kind::NodeExec => {
                 let args: ExecArgs = strict::parse(json)?;
                 args.check().map_err(StrictError::Invalid)?;
@@ -145,6 +152,7 @@ impl Args {
             Self::Probe(_) => Kind::NodeProbe,
             Self::Exec(_) => Kind::NodeExec,
             Self::Barrier(_) => Kind::InventoryBarrier,
+            Self::Reboot(_) => Kind::NodeReboot,
         }
     }
 
@@ -153,6 +161,7 @@ impl Args {
         match self {
             Self::Probe(_) | Self::Barrier(_) => true,
             Self::Exec(exec) => exec.retry_safe,
+            Self::Reboot(_) => false,
         }
     }
 }
@@ -166,6 +175,30 @@ pub struct ProbeArgs {}
 pub struct BarrierArgs {
     /// Comes back in the answer.
     pub barrier_id: BarrierId,
+}
+
+/// When to restart the machine.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct RebootArgs {
+    /// Waits this long first, seconds; work goes on.
+    #[serde(default)]
+    pub delay_s: u64,
+    /// Then takes no more work and waits up to this long for what runs on the lanes work and bulk, seconds. Absent:
+    /// does not wait.
+    #[serde(default)]
+    pub drain_s: Option<u64>,
+}
+
+/// Longest delay, and longest drain, of a reboot, seconds.
+const MAX_REBOOT_WAIT_S: u64 = 24 * 3600;
+
+impl RebootArgs {
+    fn check(&self) -> Result<(), String> {
+        if self.delay_s.max(self.drain_s.unwrap_or(0)) > MAX_REBOOT_WAIT_S {
+            return Err(format!("delay_s and drain_s may be at most {MAX_REBOOT_WAIT_S}"));
+        }
+        Ok(())
+    }
 }
 
 /// A program to run.

@@ -13,7 +13,7 @@ pub mod reason;
 pub mod strict;
 pub mod time;
 
-pub use command::{Args, ArgsError, BarrierArgs, Command, CommandHeader, ExecArgs, ProbeArgs};
+pub use command::{Args, ArgsError, BarrierArgs, Command, CommandHeader, ExecArgs, ProbeArgs, RebootArgs};
 pub use exit::Exit;
 pub use ids::{BarrierId, BootId, CommandId, Digest, Incarnation, JournalId, NodeId};
 pub use kind::{Kind, Lane, RetrySafe, Role};

@@ -142,7 +142,10 @@ impl Driver {
 
     fn take(&mut self, event: Event) {
         match event {
-            Event::Stop => self.input(Input::Stop),
+            Event::Stop => {
+                let rebooting = self.parts.lanes.is_rebooting();
+                self.input(Input::Stop(if rebooting { Intent::Rebooting } else { Intent::Stopping }));
+            }
             Event::Opened(Ok((link, resend))) => {
                 self.link = Some(link);
                 self.resend = resend;
@@ -292,7 +295,7 @@ impl Driver {
         let _ = link.send(frame(Frame::Goodbye(goodbye)));
         let closing = link.close(GOODBYE_FLUSH);
         match intent {
-            Intent::Stopping => self.closing = Some(closing),
+            Intent::Stopping | Intent::Rebooting => self.closing = Some(closing),
             Intent::Closing => drop(tokio::spawn(closing)),
         }
     }

@@ -57,8 +57,8 @@ pub enum Input {
     BadFrame(FrameError),
     /// The Welcome is in force, and durable where the journal could be written.
     Applied,
-    /// The daemon is to stop.
-    Stop,
+    /// The daemon is to stop, and says so with this intent.
+    Stop(Intent),
 }
 
 /// What is to be done, in order.
@@ -111,6 +111,8 @@ pub struct Beat {
 pub enum Intent {
     /// The daemon stops: out of placement.
     Stopping,
+    /// The machine restarts: out of placement.
+    Rebooting,
     /// This session only.
     Closing,
 }
@@ -120,6 +122,7 @@ impl Intent {
     pub fn token(self) -> &'static str {
         match self {
             Self::Stopping => "stopping",
+            Self::Rebooting => "rebooting",
             Self::Closing => "closing",
         }
     }
@@ -255,7 +258,7 @@ impl Machine {
         let mut outputs = Vec::new();
         match input {
             Input::Due => {}
-            Input::Stop => self.stop(now, &mut outputs),
+            Input::Stop(intent) => self.stop(now, intent, &mut outputs),
             Input::Ended(end) => self.ended(now, end, &mut outputs),
             Input::BadFrame(error) => {
                 if matches!(self.state, State::AwaitingWelcome { .. } | State::Live(_)) {
@@ -381,12 +384,12 @@ impl Machine {
         }
     }
 
-    fn stop(&mut self, now: Now, outputs: &mut Vec<Output>) {
+    fn stop(&mut self, now: Now, intent: Intent, outputs: &mut Vec<Output>) {
         match self.state {
             State::WaitingToDial { .. } | State::Stopped => {}
             State::Dialing { .. } => outputs.push(Output::Abandon),
             State::AwaitingWelcome { .. } | State::ApplyingWelcome { .. } | State::Live(_) => {
-                outputs.push(Output::Close(Intent::Stopping, Reason::Stop));
+                outputs.push(Output::Close(intent, Reason::Stop));
             }
         }
         self.enter(now, State::Stopped);

@@ -28,6 +28,11 @@ impl Process {
         self.0.wait().expect("a child to wait for")
     }
 
+    /// How it has ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.0.try_wait().expect("a child to wait for")
+    }
+
     /// Waits until it ends by itself.
     pub fn wait(&mut self, what: &str) -> ExitStatus {
         until(what, || self.0.try_wait().expect("a child to wait for"))
@@ -103,6 +108,8 @@ impl Lab {
             .env("BCD_RUN", self.path("run"))
             .env("BCD_SIGNATURES_COMMANDS", "none")
             .env("BCD_LOG", "debug")
+            // A machine of its own: a reboot is a line in this file, and the node's end.
+            .env("BCD_FAKE_BOOT", self.path("boots"))
             .env_remove("BCD_FAILPOINT")
             .stdin(Stdio::null());
         if let Some(step) = step {
@@ -231,6 +238,11 @@ impl Lab {
     pub fn runs(&self, name: &str) -> usize {
         let witness = std::fs::read_to_string(self.path("witness")).unwrap_or_default();
         witness.lines().filter(|line| *line == name).count()
+    }
+
+    /// How often the node's machine was rebooted.
+    pub fn reboots(&self) -> usize {
+        std::fs::read_to_string(self.path("boots")).map_or(0, |text| text.lines().count())
     }
 
     pub fn show(&self, id: &CommandId) -> Option<CommandView> {

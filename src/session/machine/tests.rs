@@ -370,16 +370,16 @@ fn an_expired_certificate_is_not_offered_and_looked_at_again_every_minute() {
 #[test]
 fn a_stop_says_goodbye_when_there_is_somebody_to_say_it_to() {
     let mut bench = Bench::new(1);
-    assert_eq!(bench.input(Input::Stop), []);
+    assert_eq!(bench.input(Input::Stop(Intent::Stopping)), []);
     assert!(matches!(bench.machine.state(), State::Stopped));
 
     let mut bench = Bench::new(1);
     bench.dialed();
-    assert_eq!(bench.input(Input::Stop), [Output::Abandon]);
+    assert_eq!(bench.input(Input::Stop(Intent::Stopping)), [Output::Abandon]);
 
     let mut bench = Bench::new(1);
     bench.live();
-    assert_eq!(bench.input(Input::Stop), [Output::Close(Intent::Stopping, Reason::Stop)]);
+    assert_eq!(bench.input(Input::Stop(Intent::Stopping)), [Output::Close(Intent::Stopping, Reason::Stop)]);
     assert_eq!(bench.machine.due(), None);
     assert_eq!(bench.input(Input::Ended(end(EndKind::Closed, None))), []);
 }

@@ -31,6 +31,7 @@ fn options(state: &std::path::Path, seed: u64) -> Options {
         boot_id: BootId::new("b-1").unwrap(),
         wal_bytes: WAL_BYTES,
         journal: Mode::Thread,
+        reboot: Arc::new(bcd::host::fake_machine::FakeReboot::none()),
         dialer: None,
     }
 }
