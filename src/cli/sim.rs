@@ -81,6 +81,7 @@ pub fn run(args: &Args) -> Result<Exit, Exit> {
         },
         commands_per_second: args.commands_per_second.unwrap_or(f64::from(args.nodes)),
     };
+    sim::raise_descriptor_limit(options.nodes).map_err(|error| fail(&error, Exit::Failed))?;
     let exe = std::env::current_exe().map_err(|error| fail(&error, Exit::Failed))?;
     let work = work_dir().map_err(|error| {
         note("bcd: cannot make a directory for the run's files; TMPDIR says where");

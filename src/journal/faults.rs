@@ -71,7 +71,7 @@ mod armed {
 
     /// No faults: this is a production build.
     #[derive(Debug, Clone, Default)]
-    pub struct Faults;
+    pub struct Faults(());
 
     impl Faults {
         pub(in crate::journal) fn check(&self, _at: At) -> rusqlite::Result<()> {

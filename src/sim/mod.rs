@@ -29,6 +29,7 @@ mod seed;
 
 use std::time::Duration;
 
+pub use descriptors::raise as raise_descriptor_limit;
 pub use run::{SimError, run};
 
 /// What is asked for.

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::agent::{Agent, AgentError};
-use super::descriptors::{self, TooFew};
 use super::drive::Drive;
 use super::fleet::Fleet;
 use super::gateway_process::{GatewayError, GatewayProcess};
@@ -21,9 +20,6 @@ use crate::clock::{Clock, SystemClock};
 /// Why a run says nothing about the invariants.
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
-    /// The machine is too small.
-    #[error(transparent)]
-    Descriptors(#[from] TooFew),
     /// The gateway.
     #[error(transparent)]
     Gateway(#[from] GatewayError),
@@ -61,7 +57,6 @@ const SETTLE: Duration = Duration::from_secs(90);
 /// # Errors
 /// See [`SimError`]. An invariant that did not hold is in the report.
 pub async fn run(options: Options, exe: PathBuf, work: &Path) -> Result<Report, SimError> {
-    descriptors::raise(options.nodes)?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let mut gateway_chance = seed::stream(options.seed, "gateway", 0);
     let gateway = Arc::new(GatewayProcess::start(exe, work, &mut gateway_chance).await?);

@@ -51,10 +51,13 @@ fn a_short_run_under_kills_holds_every_invariant_and_leaves_nothing_behind() {
 #[test]
 fn more_nodes_than_the_descriptor_limit_allows_are_refused_with_the_number_needed() {
     let script = format!("ulimit -n 300; exec {} sim --nodes 1000 --duration 1s", env!("CARGO_BIN_EXE_bcd"));
-    let output = Command::new("/bin/sh").args(["-c", &script]).output().expect("a shell");
+    let tmp = tempfile::tempdir().expect("a directory");
+    let mut command = Command::new("/bin/sh");
+    let output = command.args(["-c", &script]).env("TMPDIR", tmp.path()).output().expect("a shell");
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
     assert!(stderr.contains("1000 nodes need 12256 file descriptors and the limit is 300"), "{stderr}");
+    assert_eq!(left_behind(&tmp), 0, "nothing was begun");
 }
 
 #[test]
