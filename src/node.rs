@@ -13,7 +13,6 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
-use rustls::pki_types::UnixTime;
 use tokio::sync::{mpsc, watch};
 
 use crate::clock::Clock;
@@ -29,7 +28,7 @@ use crate::status::socket::{Question, Socket};
 use crate::wire::dsse::{Audience, Policy};
 use crate::wire::grpc::GrpcDialer;
 use crate::wire::link::{Dialer, Endpoint};
-use crate::wire::tls::{self, BUILD_TIME, JudgeTime, Roots};
+use crate::wire::tls::{self, Roots};
 
 /// The journal's log on a host: above SQLite's checkpoint at 1,000 pages of 4 KiB, so that commits overwrite it and
 /// never make it grow.
@@ -153,7 +152,7 @@ impl Node {
         )?;
         let facts = locked.facts();
         // Before recovery calls their commands interrupted: nothing may run on behind such a word.
-        let ended = exec::leftovers::end(&facts.journal_id);
+        let ended = locked.started_under()?.iter().map(exec::leftovers::end).sum();
         let working = WorkingClock::new(Arc::clone(&options.clock), facts.mark, facts.signed);
         let (journal, recovered) = locked.recover(working.signed())?;
         log_start(&identity, &recovered, ended);
@@ -303,22 +302,10 @@ fn log_start(identity: &Identity, recovered: &Recovered, ended: usize) {
 
 fn grpc_dialer(identity: &Identity, working: &WorkingClock) -> Result<Arc<dyn Dialer>, rustls::Error> {
     let roots = Roots::Certificates(identity.gateway_roots.clone());
-    let time = Arc::new(ServerClock(working.clone()));
+    // Certificates of gateways are judged by the working clock.
+    let time = Arc::new(working.clone());
     let tls = tls::client_config(&roots, Some(Arc::clone(&identity.key)), time)?;
     Ok(Arc::new(GrpcDialer::new(Arc::new(tls))))
-}
-
-/// Certificates of gateways are judged by the working clock.
-#[derive(Debug)]
-struct ServerClock(WorkingClock);
-
-impl JudgeTime for ServerClock {
-    fn now(&self) -> (UnixTime, bool) {
-        let known = self.0.now();
-        let heard = self.0.heard();
-        let time = if heard { known } else { known.max(Some(BUILD_TIME)) };
-        (tls::unix_time(time.unwrap_or(BUILD_TIME)), heard)
-    }
 }
 
 /// Resolves when the time for a clean stop is over.

@@ -1,6 +1,7 @@
 //! `bcd node`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
@@ -17,6 +18,9 @@ use crate::model::{BootId, Exit};
 use crate::node::{Node, Options};
 use crate::ports::Reboot;
 
+/// After a stop of at most 9 s: how long threads that wait for the kernel may take to come back.
+const LEFT_BEHIND: Duration = Duration::from_millis(500);
+
 /// Run the daemon: one session to a gateway, until SIGTERM.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -30,7 +34,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
     let (boot_id, reboot) = machine(&say_stop).map_err(|error| fail(&error, Exit::Failed))?;
     let options = Options::new(&config, Arc::new(SystemClock), StdRng::from_os_rng(), boot_id, reboot);
     let node = Node::build(options).map_err(|error| fail(&error, error.exit()))?;
-    super::runtime()?.block_on(async {
+    let runtime = super::runtime()?;
+    let exit = runtime.block_on(async {
         let signals = Signals::listen().map_err(|error| fail(&error, Exit::Failed))?;
         let run = node.run(stop);
         tokio::pin!(run);
@@ -41,7 +46,10 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
         // Nobody is there to hear it only when the node has ended by itself.
         let _ = say_stop.send(true);
         Ok(run.await)
-    })
+    });
+    // A resolver or a disk that does not answer must not hold up the stop: its thread is left to its fate.
+    runtime.shutdown_timeout(LEFT_BEHIND);
+    exit
 }
 
 /// This boot, and who ends it.

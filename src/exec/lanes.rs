@@ -6,6 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::model::{CommandId, Lane};
 
+/// Most credits of a lane, whatever a gateway grants: a command in flight keeps its body of up to 1 MiB, so that three
+/// lanes hold 384 MiB at worst.
+pub const MOST_CREDITS: u32 = 128;
+
 /// Shared state; cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Lanes(Arc<Mutex<State>>);
@@ -52,10 +56,10 @@ impl Lanes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The terms of a Welcome. What is in flight already stays in flight.
+    /// The terms of a Welcome, up to [`MOST_CREDITS`] a lane. What is in flight already stays in flight.
     pub fn set_terms(&self, credits: &BTreeMap<Lane, u32>, upgrade_only: bool) {
         let mut state = self.state();
-        state.credits = credits.clone();
+        state.credits = credits.iter().map(|(lane, most)| (*lane, (*most).min(MOST_CREDITS))).collect();
         state.upgrade_only = upgrade_only;
     }
 
@@ -182,6 +186,15 @@ mod tests {
         drop(first);
         drop(second);
         assert_eq!(lanes.free()[&Lane::Work], 1);
+    }
+
+    #[test]
+    fn a_gateway_that_grants_too_much_grants_what_the_node_can_hold() {
+        let lanes = Lanes::default();
+        lanes.set_terms(&BTreeMap::from([(Lane::Work, u32::MAX)]), false);
+        assert_eq!(lanes.free()[&Lane::Work], MOST_CREDITS);
+        let held: Vec<Credit> = std::iter::from_fn(|| lanes.reserve(Lane::Work)).take(1000).collect();
+        assert_eq!(held.len(), 128);
     }
 
     #[test]

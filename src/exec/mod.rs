@@ -29,6 +29,7 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, RwLock, Semaphore, mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 pub use lanes::Lanes;
 pub use probe::ProbeFacts;
@@ -50,6 +51,9 @@ const ADMITTING: usize = 64;
 
 /// After the last delivery: how long commands that are between two steps may take to write them.
 const SETTLE: Duration = Duration::from_secs(1);
+
+/// What an older daemon left is looked at this often: whether signed time has ended it.
+const EXPIRE: Duration = Duration::from_secs(60);
 
 /// What an executor is made of.
 #[derive(Debug)]
@@ -107,6 +111,9 @@ impl Executor {
         let turns = Arc::new(Semaphore::new(ADMITTING));
         let mut tasks = JoinSet::new();
         let mut stopping = false;
+        // Recovery has looked just now.
+        let mut expire = interval_at(Instant::now() + EXPIRE, EXPIRE);
+        expire.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 () = stopped(&mut stop), if !stopping => {
@@ -114,6 +121,9 @@ impl Executor {
                     self.shared.parts.lanes.stop();
                 }
                 Some(task) = tasks.join_next() => report(task),
+                _ = expire.tick(), if !stopping => {
+                    tasks.spawn(Arc::clone(&self.shared).expire_left());
+                }
                 next = next(&turns, &mut deliveries) => match next {
                     Some((turn, delivery)) => {
                         // Before the task runs: what came first is then known to whoever comes next.
@@ -249,6 +259,21 @@ impl Shared {
             }
             Ok(None) => tracing::info!(%id, "a cancellation waits for its command"),
             Err(error) => tracing::warn!(%id, %error, "a cancelled command cannot be looked up"),
+        }
+    }
+
+    /// Ends what an older daemon left, nobody delivered again, and signed time has passed by now.
+    async fn expire_left(self: Arc<Self>) {
+        let Some(signed) = self.parts.working.signed() else { return };
+        let _between_steps = self.steps.read().await;
+        match self.parts.journal.expire_left(signed).await {
+            Ok(ended) => {
+                for done in ended {
+                    tracing::info!(id = %done.id, reason = ?done.outcome.reason, "left by an older daemon; ended");
+                    self.say(Outgoing::Result(done));
+                }
+            }
+            Err(error) => tracing::warn!(%error, "what an older daemon left cannot be ended yet"),
         }
     }
 

@@ -58,11 +58,13 @@ struct Bench {
 struct CountedReboots {
     asked: AtomicUsize,
     refuses: AtomicBool,
+    panics: AtomicBool,
 }
 
 impl Reboot for CountedReboots {
     fn reboot(&self) -> BoxFuture<'static, Result<(), RebootError>> {
         self.asked.fetch_add(1, Ordering::SeqCst);
+        assert!(!self.panics.load(Ordering::SeqCst), "as the test asked");
         let refused = self.refuses.load(Ordering::SeqCst);
         let answer = if refused { Err(RebootError::Refused("not today".into())) } else { Ok(()) };
         std::future::ready(answer).boxed()
@@ -508,4 +510,40 @@ fn a_document_without_a_signature_moves_signed_time_only_where_the_policy_vouche
     assert!(!vouched(Policy::Destructive, false));
     assert!(vouched(Policy::Destructive, true));
     assert!(vouched(Policy::All, true));
+}
+
+#[tokio::test]
+async fn a_panic_in_a_kinds_code_ends_that_command_and_nothing_else() {
+    let mut bench = Bench::new();
+    bench.reboots.panics.store(true, Ordering::SeqCst);
+    bench.deliver(&body("c-1", "node.reboot", json!({}))).await;
+    let outcome = bench.result().await;
+    assert_eq!(ending(&outcome), (Terminal::Failed, Some(Reason::Interrupted), Effect::Unknown));
+    assert!(bench.lanes.running_ids().is_empty() && !bench.lanes.is_rebooting());
+    bench.deliver(&probe("c-2")).await;
+    assert_eq!(bench.result().await.state, Terminal::Succeeded);
+}
+
+#[tokio::test]
+async fn what_a_dead_daemon_left_ends_when_signed_time_passes_it_though_nobody_delivers_it_again() {
+    let mut bench = Bench::new();
+    // It cannot be started: the disk is full after the accept.
+    bench.faults.fail_some(At::Commit, SQLITE_FULL, 1, u32::MAX);
+    bench.deliver(&bench.exec("c-1", "")).await;
+    assert_eq!(bench.answer().await, Said::Accepted);
+    let dir = bench.crash().await;
+
+    let mut bench = Bench::over(dir, "i-2");
+    // A signed document of a later time; no word of c-1.
+    let mut later = probe("c-2");
+    later["issued_at"] = NOT_AFTER.into();
+    later["not_after"] = "2026-11-29T12:00:00Z".into();
+    bench.deliver(&later).await;
+    assert_eq!(bench.result().await.state, Terminal::Succeeded);
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(61)).await;
+    tokio::time::resume();
+    let outcome = bench.result().await;
+    assert_eq!(ending(&outcome), (Terminal::Rejected, Some(Reason::Expired), Effect::None));
+    assert_eq!(bench.effects(), 0);
 }
