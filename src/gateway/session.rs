@@ -192,6 +192,9 @@ impl Session {
     async fn serve_frames(&mut self) -> Result<SessionEnd, Ended> {
         let welcome = std::mem::take(&mut self.opening.welcome);
         self.send(Out::Welcome(welcome)).await?;
+        if self.hub.settings.lies.hangs_up {
+            return Ok(self.closed_by_node());
+        }
         let acks = std::mem::take(&mut self.opening.acks);
         self.ack(None, acks).await?;
         loop {

@@ -126,17 +126,17 @@ impl Lab {
     }
 
     pub fn start_gateway(&mut self, step: Option<&str>) {
-        let state = self.path("gateway");
+        self.start_gateway_that(step, &[]);
+    }
+
+    /// A gateway with more arguments, such as what it lies about.
+    pub fn start_gateway_that(&mut self, step: Option<&str>, more: &[&str]) {
+        self.kill_gateway();
+        let state = self.path("gateway").to_string_lossy().into_owned();
         let listen = format!("127.0.0.1:{}", self.port);
-        let arguments = [
-            "gateway",
-            "--state",
-            &state.to_string_lossy(),
-            "--listen",
-            &listen,
-            "--heartbeat-interval",
-            "1s",
-        ];
+        let mut arguments =
+            vec!["gateway", "--state", &state, "--listen", &listen, "--heartbeat-interval", "1s"];
+        arguments.extend(more);
         self.gateway = Some(self.daemon(&arguments, step, "gateway.log"));
         until("the gateway's control socket", || self.try_ask(&Request::Stats));
     }
@@ -147,6 +147,12 @@ impl Lab {
 
     pub fn start_node(&mut self, step: Option<&str>) {
         self.node = Some(self.daemon(&["node"], step, "node.log"));
+    }
+
+    /// What `bcd status --json` says; absent while the node does not answer.
+    pub fn status(&self) -> Option<serde_json::Value> {
+        let output = self.bcd(&["status", "--json"], None).output().expect("bcd starts");
+        serde_json::from_slice(&output.stdout).ok()
     }
 
     pub fn kill_node(&mut self) {

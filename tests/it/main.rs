@@ -8,6 +8,7 @@ mod crash;
 mod dependencies;
 mod docs;
 mod lab;
+mod lies;
 mod reboot;
 mod session;
 mod sim;
