@@ -68,6 +68,8 @@ pub struct JournalFacts {
     pub birth: Option<ServerTime>,
     /// There is room for one more result.
     pub room: bool,
+    /// Why the state directory takes no new command, if it takes none.
+    pub disk: Option<Reason>,
 }
 
 /// A row or tombstone of the same id.
@@ -136,6 +138,11 @@ enum No {
     Reject(Reason, String, Effect),
 }
 
+/// Why nothing new can be written down, if it cannot.
+fn no_room(facts: &JournalFacts) -> Option<Reason> {
+    facts.disk.or((!facts.room).then_some(Reason::JournalFull))
+}
+
 /// Decides, in the order of commands.md from step 3 on (steps 1 and 2 made the [`Verified`]).
 pub fn decide(command: Verified<Command>, context: &Context, facts: &JournalFacts) -> Decision {
     let command = command.into_inner();
@@ -149,8 +156,8 @@ pub fn decide(command: Verified<Command>, context: &Context, facts: &JournalFact
             Decision::Admit { admitted, attempt: attempt.unwrap_or(0) }
         }
         Err(No::Refuse(reason, detail)) => Decision::Refuse { reason, detail },
-        // The cap on unacked results holds before a REJECTED is written too.
-        Err(No::Reject(..)) if !facts.room => busy(Reason::JournalFull),
+        // A REJECTED needs a place on the disk and among the unacked results as well.
+        Err(No::Reject(..)) if let Some(why) = no_room(facts) => busy(why),
         Err(No::Reject(reason, message, effect)) => {
             let outcome = match attempt {
                 // A run was left behind, so the end is not "never run", whatever the step.
@@ -195,12 +202,12 @@ fn steps_4_to_8(command: &Command, context: &Context, facts: &JournalFacts) -> R
         return Err(No::Refuse(Reason::StaleGeneration, detail));
     }
     let hindrances = [
-        (context.stopping, Reason::Stopping),
-        (!facts.room, Reason::JournalFull),
-        (!context.credit, Reason::Credits),
+        context.stopping.then_some(Reason::Stopping),
+        no_room(facts),
+        (!context.credit).then_some(Reason::Credits),
     ];
-    match hindrances.into_iter().find(|(hinders, _)| *hinders) {
-        Some((_, why)) => Err(No::Refuse(Reason::Busy, why.token().into())),
+    match hindrances.into_iter().flatten().next() {
+        Some(why) => Err(No::Refuse(Reason::Busy, why.token().into())),
         None => Ok((kind, body.args)),
     }
 }
@@ -229,7 +236,7 @@ fn readable(command: &Command, context: &Context) -> Result<(Kind, Body), No> {
     Ok((kind, body))
 }
 
-/// Step 7, first row: a gateway's lie about time must not end a command, so only signed time rejects.
+/// Step 7, first row: the working clock is a gateway's word, so it only postpones; signed time ends the command.
 fn in_time(command: &Command, context: &Context, facts: &JournalFacts) -> Result<(), No> {
     let not_after = command.header.not_after;
     let passed = |time: Option<ServerTime>| time.is_some_and(|time| time >= not_after);

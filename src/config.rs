@@ -14,6 +14,7 @@ use toml::{Table, Value};
 
 pub use keys::{KEYS, Key, reference};
 
+use crate::journal::{self, EventLimits, Limits};
 use crate::model::Exit;
 use crate::wire::dsse::Policy;
 use crate::wire::link::Endpoint;
@@ -34,10 +35,14 @@ pub struct Config {
     pub state: PathBuf,
     /// The directory of the status socket.
     pub run: PathBuf,
+    /// What bcd may take of the disk.
+    pub limits: Limits,
     /// Which commands need a signature.
     pub signatures: Policy,
     /// Kinds that this host never runs.
     pub denied: Arc<BTreeSet<String>>,
+    /// How many events may wait for their ack.
+    pub event_limits: EventLimits,
     /// Least severe level that is logged.
     pub log_level: tracing::Level,
     /// Form of the log.
@@ -158,8 +163,10 @@ impl Config {
             endpoints: Vec::new(),
             state: "/var/lib/bcd".into(),
             run: "/run/bcd".into(),
+            limits: Limits { state_bytes: 512 << 20, reserve_bytes: journal::RESERVE_BYTES },
             signatures: Policy::default(),
             denied: Arc::default(),
+            event_limits: EventLimits::default(),
             log_level: tracing::Level::INFO,
             log_format: LogFormat::Text,
             sources: BTreeMap::new(),

@@ -29,9 +29,21 @@ steps! {
     /// RUNNING is durable.
     RUNNING = "node.running";
     /// The begun record exists, perhaps not yet durable.
-    BEGUN_CREATED = "node.begun-created";
+    BEGUN_CREATED = "supervisor.begun-created";
     /// The begun record is durable.
-    BEGUN = "node.begun";
+    BEGUN = "supervisor.begun";
+    /// The supervisor has taken its job; nothing is written.
+    SUPERVISOR_STARTED = "supervisor.started";
+    /// The node knows that a program's supervisor has made its record.
+    SUPERVISED = "node.supervised";
+    /// The program runs.
+    PROGRAM_STARTED = "supervisor.program-started";
+    /// The program, and all that it started, is gone; nothing is written.
+    PROGRAM_ENDED = "supervisor.program-ended";
+    /// The outcome is written, not yet renamed into place.
+    OUTCOME_WRITTEN = "supervisor.outcome-written";
+    /// The outcome is durable; the supervisor still lives.
+    OUTCOME = "supervisor.outcome";
     /// RUNNING was handed to the wire.
     RUNNING_SENT = "node.running-sent";
     /// The effect has started.

@@ -9,6 +9,7 @@ pub mod model;
 pub mod clock;
 pub mod failpoint;
 pub mod ports;
+pub mod write_fault;
 
 pub mod wire;
 
@@ -28,6 +29,8 @@ pub mod journal;
 pub mod host;
 
 pub mod exec;
+
+pub mod upkeep;
 
 pub mod identity;
 

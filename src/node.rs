@@ -5,6 +5,8 @@
 //! future is a crash: nothing is said, nothing is flushed, and the journal's lock is free once its last handle is
 //! gone. There is nothing global here, no signal handler and no exit of the process, so that many nodes live in one.
 
+mod metrics;
+
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,14 +19,17 @@ use tokio::sync::{mpsc, watch};
 
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::exec::{self, Executor, Lanes, ProbeFacts};
+use crate::exec::{self, Executor, Lanes, Leftovers, ProbeFacts};
 use crate::identity::{Identity, LoadError};
-use crate::journal::{self, Journal, Locked, OpenError, Recovered, WriteError};
+use crate::journal::{
+    self, Durable, EventLimits, Failed, Journal, Locked, OpenError, Reattached, Recovered, WriteError,
+};
 use crate::model::{BootId, Exit, Incarnation, JournalId, NodeId};
 use crate::ports::Reboot;
 use crate::session::{self, HelloFacts, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox};
 use crate::status::report::{self, Certificate, Report};
 use crate::status::socket::{Question, Socket};
+use crate::upkeep::{self, Conditions, Floors, FloorsError, Upkeep, failed_sync};
 use crate::wire::dsse::{Audience, Policy};
 use crate::wire::grpc::GrpcDialer;
 use crate::wire::link::{Dialer, Endpoint};
@@ -36,6 +41,9 @@ pub const WAL_BYTES: u64 = 4 << 20;
 /// A clean stop is over within 10 s: this much for Goodbye and steps under way, the rest for the journal.
 const STOP: Duration = Duration::from_secs(7);
 const CLOSE: Duration = Duration::from_secs(2);
+
+/// This very program, though its file was replaced since it started: a supervisor is of its daemon's release.
+const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// What a node is built from.
 #[derive(Clone)]
@@ -58,10 +66,16 @@ pub struct Options {
     pub boot_id: BootId,
     /// Size to which the journal's log is grown at open, bytes.
     pub wal_bytes: u64,
+    /// How many events may wait for their ack.
+    pub event_limits: EventLimits,
     /// How the journal's writer runs.
     pub journal: journal::Mode,
     /// Restarts the machine.
     pub reboot: Arc<dyn Reboot>,
+    /// The program `bcd`, started again as each program's supervisor.
+    pub program: PathBuf,
+    /// What it may take of the disk.
+    pub limits: journal::Limits,
     /// Instead of gRPC with the node's identity.
     pub dialer: Option<Arc<dyn Dialer>>,
 }
@@ -85,8 +99,11 @@ impl Options {
             rng,
             boot_id,
             wal_bytes: WAL_BYTES,
+            event_limits: config.event_limits,
             journal: journal::Mode::Thread,
             reboot,
+            program: THIS_PROGRAM.into(),
+            limits: config.limits,
             dialer: None,
         }
     }
@@ -101,6 +118,9 @@ pub enum BuildError {
     /// Its journal cannot be opened.
     #[error(transparent)]
     Journal(#[from] OpenError),
+    /// Its floors cannot be read.
+    #[error(transparent)]
+    Floors(#[from] FloorsError),
     /// What a dead daemon left cannot be settled.
     #[error("the commands that an earlier daemon left cannot be settled")]
     Recovery(#[from] WriteError),
@@ -115,6 +135,7 @@ impl BuildError {
         match self {
             Self::Identity(error) => error.exit(),
             Self::Journal(error) => error.exit(),
+            Self::Floors(error) => error.exit(),
             Self::Recovery(_) => Exit::CannotWrite,
             Self::Tls(_) => Exit::Configuration,
         }
@@ -127,7 +148,9 @@ pub struct Node {
     identity: Identity,
     incarnation: Incarnation,
     journal: Journal,
+    reattached: Vec<Durable<Reattached>>,
     working: WorkingClock,
+    floors: Floors,
     dialer: Arc<dyn Dialer>,
 }
 
@@ -149,18 +172,29 @@ impl Node {
                 mode: options.journal,
             },
             JournalId::random(&mut options.rng),
-        )?;
+        )?
+        .with_clock(Arc::clone(&options.clock))
+        .with_event_limits(options.event_limits)
+        .with_limits(options.limits);
         let facts = locked.facts();
+        let floors = Floors::read(&options.state)?;
+        // A lost journal takes its mark from there.
+        let mark = facts.mark.max(floors.server_time_mark);
         // Before recovery calls their commands interrupted: nothing may run on behind such a word.
-        let ended = locked.started_under()?.iter().map(exec::leftovers::end).sum();
-        let working = WorkingClock::new(Arc::clone(&options.clock), facts.mark, facts.signed);
-        let (journal, recovered) = locked.recover(working.signed())?;
-        log_start(&identity, &recovered, ended);
+        let leftovers = Leftovers::settle(&locked, &options.state, &options.boot_id)?;
+        let working = WorkingClock::new(Arc::clone(&options.clock), mark, facts.signed);
+        let (journal, recovered) =
+            locked.recover_with(working.signed(), &mut |begun| leftovers.left(begun))?;
+        log_start(&identity, &recovered, leftovers.ended);
         let dialer = match options.dialer.take() {
             Some(dialer) => dialer,
             None => grpc_dialer(&identity, &working)?,
         };
-        Ok(Self { options, identity, incarnation, journal, working, dialer })
+        if let Some(mark) = mark {
+            journal.note_time(mark, None);
+        }
+        let reattached = recovered.reattached;
+        Ok(Self { options, identity, incarnation, journal, reattached, working, floors, dialer })
     }
 
     /// Whose node it is.
@@ -174,14 +208,18 @@ impl Node {
         let socket = self.bind_status_socket();
         let lanes = Lanes::default();
         let (say, status) = watch::channel(SessionStatus::new(self.options.clock.boot()));
-        let reporter = Arc::new(self.reporter(lanes.clone(), status));
+        let conditions = Conditions::new(Arc::clone(&self.options.clock));
+        let upkeep = self.upkeep(conditions.clone(), status.clone()).run();
+        let reporter = Arc::new(self.reporter(lanes.clone(), status, conditions));
+        let end = fatal(journal.clone(), self.options.run_dir.clone(), self.options.boot_id.clone());
         let work = self.start(lanes, say, stop.clone());
         let exit = tokio::select! {
             biased;
-            () = journal.failed() => {
-                tracing::error!("a sync of the journal failed; the daemon ends, so that a new one reads what the disk holds");
+            failed = end => {
+                tracing::error!("{}", failed.detail());
                 return Exit::CannotWrite;
             }
+            () = upkeep => Exit::Failed,
             () = work => Exit::Done,
             () = overdue(stop) => {
                 tracing::warn!("the stop took too long; what is unfinished is settled at the next start");
@@ -205,8 +243,26 @@ impl Node {
             .ok()
     }
 
-    fn reporter(&self, lanes: Lanes, session: watch::Receiver<SessionStatus>) -> Reporter {
+    fn upkeep(&self, conditions: Conditions, session: watch::Receiver<SessionStatus>) -> Upkeep {
+        Upkeep {
+            state: self.options.state.clone(),
+            journal: self.journal.clone(),
+            working: self.working.clone(),
+            session,
+            not_after: self.identity.not_after,
+            conditions,
+            floors: self.floors.clone(),
+        }
+    }
+
+    fn reporter(
+        &self,
+        lanes: Lanes,
+        session: watch::Receiver<SessionStatus>,
+        conditions: Conditions,
+    ) -> Reporter {
         Reporter {
+            conditions,
             node: report::Node {
                 id: self.identity.node_id.clone(),
                 role: self.identity.role,
@@ -232,6 +288,7 @@ impl Node {
         status: watch::Sender<SessionStatus>,
         stop: watch::Receiver<bool>,
     ) -> impl Future<Output = ()> {
+        let metrics = metrics::run(self.journal.clone(), lanes.clone());
         let (deliver, deliveries) = mpsc::channel(session::DELIVERIES);
         let (answers, outbox) = outbox();
         let daemon_version = env!("CARGO_PKG_VERSION").to_owned();
@@ -256,6 +313,8 @@ impl Node {
             },
             state: self.options.state,
             reboot: self.options.reboot,
+            program: self.options.program,
+            reattached: self.reattached,
         });
         let own = self.options.endpoints;
         let session = Session::new(SessionParts {
@@ -278,7 +337,11 @@ impl Node {
             rng: StdRng::from_rng(&mut self.options.rng),
         });
         async move {
-            tokio::join!(session.run(stop.clone()), executor.run(deliveries, stop));
+            let work = async { tokio::join!(session.run(stop.clone()), executor.run(deliveries, stop)) };
+            tokio::select! {
+                _ = work => {}
+                () = metrics => {}
+            }
         }
     }
 }
@@ -292,6 +355,9 @@ fn log_start(identity: &Identity, recovered: &Recovered, ended: usize) {
         unacked = recovered.unacked,
         "the node has recovered"
     );
+    for command in &recovered.reattached {
+        tracing::info!(id = %command.begun.id, "the program that an earlier daemon started is still running");
+    }
     if ended > 0 {
         tracing::warn!(ended, "programs that an earlier daemon had started were ended");
     }
@@ -326,8 +392,24 @@ async fn answer(socket: Option<Socket>, reporter: Arc<Reporter>) {
     }
 }
 
+/// Resolves when the process is to end because of its journal.
+async fn fatal(journal: Journal, run: Option<PathBuf>, boot: BootId) -> Failed {
+    let failed = journal.failed().await;
+    if failed == Failed::Sync {
+        let noted = tokio::task::spawn_blocking(move || failed_sync::may_exit(run.as_deref(), &boot));
+        if !noted.await.unwrap_or(false) {
+            tracing::error!(
+                "a sync of the journal failed again in this boot: the daemon runs on, admits nothing, and says so"
+            );
+            std::future::pending::<()>().await;
+        }
+    }
+    failed
+}
+
 /// What the status socket is answered from.
 struct Reporter {
+    conditions: Conditions,
     node: report::Node,
     not_after: crate::model::ServerTime,
     incarnation: Incarnation,
@@ -354,6 +436,7 @@ impl Reporter {
         let journal = self.journal.snapshot().await.map(|snapshot| report::Journal::of(&snapshot));
         let server_time = self.working.now();
         let certificate = Certificate::at(self.not_after, server_time);
+        upkeep::observe(&self.conditions, &self.journal, &self.working, self.not_after).await;
         Report {
             schema: report::SCHEMA,
             version: env!("CARGO_PKG_VERSION").into(),
@@ -365,7 +448,7 @@ impl Reporter {
             session: self.session.borrow().clone(),
             lanes: self.lanes.free(),
             running: self.lanes.running_ids(),
-            conditions: report::conditions(&journal, certificate),
+            conditions: self.conditions.all(),
             journal: journal.ok(),
             certificate,
         }

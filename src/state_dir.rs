@@ -13,6 +13,7 @@ use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::model::Exit;
+use crate::write_fault::{self, Point};
 
 /// Why a state file or directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -207,6 +208,7 @@ impl StateDir {
         // One that a crash left behind; a new one is always made, so that its mode and owner are ours.
         self.remove_unsynced(&temporary)?;
         self.create(&temporary, bytes)?;
+        fault(Point::StateRename, "replace", &self.path.join(name))?;
         rustix::fs::renameat(&self.fd, temporary.as_str(), &self.fd, name)
             .map_err(|errno| system("replace", &self.path.join(name), errno))?;
         self.sync()
@@ -223,11 +225,14 @@ impl StateDir {
 
     fn create(&self, name: &str, bytes: &[u8]) -> Result<(), StateError> {
         let path = self.path.join(name);
+        fault(Point::StateCreate, "create", &path)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR)
             .map_err(|errno| system("create", &path, errno))?;
         let mut file = File::from(fd);
+        fault(Point::StateWrite, "write", &path)?;
         file.write_all(bytes).map_err(|error| system("write", &path, errno_of(&error)))?;
+        fault(Point::StateSync, "sync", &path)?;
         file.sync_all().map_err(|error| system("sync", &path, errno_of(&error)))
     }
 
@@ -267,6 +272,7 @@ impl StateDir {
     }
 
     fn sync(&self) -> Result<(), StateError> {
+        fault(Point::StateDirSync, "sync", &self.path)?;
         rustix::fs::fsync(&self.fd).map_err(|errno| system("sync", &self.path, errno))
     }
 }
@@ -287,9 +293,11 @@ pub fn make(path: &Path, mode: Mode) -> Result<(), StateError> {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
+    let mut existed = false;
     match rustix::fs::mkdir(path, mode) {
         Ok(()) => {}
-        Err(Errno::EXIST) => return Ok(()),
+        // Synced all the same: whoever made it may have been killed before it was.
+        Err(Errno::EXIST) => existed = true,
         Err(Errno::NOENT) if parent != Path::new(".") => {
             // Only the last one is ours alone.
             make(parent, Mode::from_raw_mode(0o755))?;
@@ -299,6 +307,10 @@ pub fn make(path: &Path, mode: Mode) -> Result<(), StateError> {
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let above = rustix::fs::open(parent, flags, Mode::empty());
+    if existed && above.is_err() {
+        // Another user's folder that only lets pass: it was not this process that made the entry.
+        return Ok(());
+    }
     above.and_then(|fd| rustix::fs::fsync(fd.as_fd())).map_err(|errno| system("sync", parent, errno))
 }
 
@@ -323,6 +335,11 @@ fn directory_error(path: &Path, errno: Errno) -> StateError {
         Errno::LOOP | Errno::NOTDIR => StateError::Kind { path: path.to_owned(), wanted: "directory" },
         errno => system("open", path, errno),
     }
+}
+
+/// A fault that a test asked for.
+fn fault(point: Point, doing: &'static str, path: &Path) -> Result<(), StateError> {
+    write_fault::check(point, path).map_err(|error| system(doing, path, errno_of(&error)))
 }
 
 fn errno_of(error: &std::io::Error) -> Errno {

@@ -48,7 +48,7 @@ fn context() -> Context {
 }
 
 fn facts() -> JournalFacts {
-    JournalFacts { row: None, birth: Some(at("2026-11-01T00:00:00Z")), room: true }
+    JournalFacts { row: None, birth: Some(at("2026-11-01T00:00:00Z")), room: true, disk: None }
 }
 
 fn with_row(state: KnownState) -> JournalFacts {
@@ -149,6 +149,15 @@ fn step_5_what_cannot_be_read_or_run_here_is_rejected() {
 }
 
 #[test]
+fn step_5_a_rejections_message_is_bounded_whatever_the_body_says() {
+    let long = format!(r#"{{"argv":["true"],"{}":1}}"#, "x".repeat(100_000));
+    let Decision::Reject(done) = decide(command("node.exec", "", &long), &context(), &facts()) else {
+        panic!("an unknown field is rejected");
+    };
+    assert!(done.outcome.message.len() <= crate::model::limits::TEXT_BYTES);
+}
+
+#[test]
 fn step_5_a_kind_that_the_operator_denies_is_rejected_denied_by_operator() {
     let context = Context { denied: Arc::new([String::from("node.exec")].into()), ..context() };
     let (state, reason, _) = rejected(decide(exec(), &context, &facts()));
@@ -196,6 +205,9 @@ fn step_8_no_credit_no_room_or_stopping_is_refused_busy_with_the_why() {
     assert_eq!(why(&Context { credit: false, ..context() }, &facts()), busy(Reason::Credits));
     assert_eq!(why(&Context { stopping: true, ..context() }, &facts()), busy(Reason::Stopping));
     assert_eq!(why(&context(), &JournalFacts { room: false, ..facts() }), busy(Reason::JournalFull));
+    for trouble in [Reason::Disk, Reason::ReadOnly, Reason::IoError] {
+        assert_eq!(why(&context(), &JournalFacts { disk: Some(trouble), ..facts() }), busy(trouble));
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 
 use crate::clock::SystemClock;
 use crate::config::LogFormat;
@@ -75,6 +76,9 @@ pub(super) struct Args {
     /// Hangs up after each Welcome.
     #[arg(long, hide = true)]
     hang_up: bool,
+    /// Stops when its standard input ends: the end of whoever started it with a pipe is then its own.
+    #[arg(long, hide = true)]
+    until_stdin_ends: bool,
     /// Seed of everything random.
     #[arg(long, value_name = "N", hide = true)]
     seed: Option<u64>,
@@ -111,7 +115,8 @@ pub(super) fn run(args: Args) -> Exit {
             return Exit::Failed;
         }
     };
-    let result = runtime.block_on(serve(options, args.ticket, args.site));
+    let parent = args.until_stdin_ends.then(stdin_end);
+    let result = runtime.block_on(serve(options, args.ticket, args.site, parent));
     runtime.shutdown_timeout(Duration::from_secs(1));
     match result {
         Ok(()) => Exit::Done,
@@ -135,13 +140,30 @@ enum RunError {
     Signals(#[source] std::io::Error),
 }
 
-async fn serve(options: Options, ticket: Option<PathBuf>, site: String) -> Result<(), RunError> {
+/// Resolves at the end of standard input. The thread that reads it holds up no exit.
+fn stdin_end() -> oneshot::Receiver<()> {
+    let (tell, told) = oneshot::channel();
+    std::thread::spawn(move || {
+        // An input that cannot be read has ended as well.
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        let _ = tell.send(());
+    });
+    told
+}
+
+async fn serve(
+    options: Options,
+    ticket: Option<PathBuf>,
+    site: String,
+    parent: Option<oneshot::Receiver<()>>,
+) -> Result<(), RunError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(RunError::Signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(RunError::Signals)?;
     let stop = async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
+            () = ended(parent) => {}
         }
     };
     let state = options.state.clone();
@@ -151,6 +173,13 @@ async fn serve(options: Options, ticket: Option<PathBuf>, site: String) -> Resul
     gateway::run(options, Arc::new(SystemClock), ready, stop).await?;
     say("gateway stopped");
     Ok(())
+}
+
+async fn ended(parent: Option<oneshot::Receiver<()>>) {
+    match parent {
+        Some(parent) => drop(parent.await),
+        None => std::future::pending().await,
+    }
 }
 
 /// A line for people; one that nobody reads is no failure.

@@ -22,7 +22,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
         return Ok(Exit::Done);
     }
     let mut out = format!(
-        "{:<12} {:<8} {:<16} {:<12} {:<17} {:<13} {:<10} {:>8}  {}\n",
+        "{:<12} {:<8} {:<16} {:<12} {:<17} {:<13} {:<10} {:>8} {:>9}  {}\n",
         "KIND",
         "LANE",
         "RETRY-SAFE",
@@ -31,12 +31,13 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
         "ROLES",
         "DONE BY",
         "DEFAULT",
+        "MAXIMUM",
         "DOES"
     );
     for kind in kinds {
         let _ = writeln!(
             out,
-            "{:<12} {:<8} {:<16} {:<12} {:<17} {:<13} {:<10} {:>6} s  {}",
+            "{:<12} {:<8} {:<16} {:<12} {:<17} {:<13} {:<10} {:>6} s {:>7} s  {}",
             kind.name,
             kind.lane.name(),
             retry_safe(kind.retry_safe),
@@ -45,6 +46,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
             roles(kind.roles).join(","),
             done_by(kind.unprivileged),
             kind.default_run_time.as_secs(),
+            kind.max_run_time.as_secs(),
             kind.does
         );
     }

@@ -46,6 +46,9 @@ enum Command {
     Journal(journal::Args),
     Kinds(kinds::Args),
     Config(config::Args),
+    /// The supervisor of one program; started by the daemon alone.
+    #[command(hide = true)]
+    Supervise,
     #[cfg(feature = "fakehw")]
     Gateway(gateway::Args),
     #[cfg(feature = "fakehw")]
@@ -119,6 +122,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         Command::Journal(args) => journal::run(&args),
         Command::Kinds(args) => kinds::run(&args),
         Command::Config(args) => config::run(&args),
+        Command::Supervise => Ok(crate::exec::supervise::main()),
         #[cfg(feature = "fakehw")]
         Command::Gateway(args) => Ok(gateway::run(args)),
         #[cfg(feature = "fakehw")]

@@ -94,7 +94,8 @@ fn text(report: &Report) -> String {
     };
     row("certificate", format!("{left}, until {}", certificate.not_after));
     for condition in &report.conditions {
-        row("condition", format!("{}: {}", condition.token, condition.detail));
+        let since = span(report.age(condition.since_boot_ms));
+        row("condition", format!("{} for {since}: {}", condition.token, condition.detail));
     }
     row("daemon", format!("bcd {}, pid {}, {}", report.version, report.pid, report.incarnation));
     out

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use toml::Value;
 
 use super::{Config, LogFormat};
+use crate::journal;
 use crate::wire::dsse::Policy;
 
 /// One key of bcd.toml.
@@ -41,7 +42,7 @@ impl Key {
 }
 
 /// Every key, in the order of the file.
-pub const KEYS: [Key; 7] = [
+pub const KEYS: [Key; 10] = [
     Key {
         name: "gateway.endpoints",
         variable: "BCD_GATEWAY_ENDPOINTS",
@@ -105,6 +106,38 @@ pub const KEYS: [Key; 7] = [
         show: |config| list(config.denied.iter().cloned()),
     },
     Key {
+        name: "limits.events",
+        variable: "BCD_LIMITS_EVENTS",
+        allowed: "a number from 100 to 1000000",
+        meaning: "events that may wait for their ack; then metrics are dropped, then logs, and commands are refused busy",
+        is_list: false,
+        apply: |config, value| number(value, 100..=1_000_000).map(|count| config.event_limits.count = count),
+        show: |config| shown_number(config.event_limits.count),
+    },
+    Key {
+        name: "limits.event_bytes",
+        variable: "BCD_LIMITS_EVENT_BYTES",
+        allowed: "a number from 1048576 to 1073741824",
+        meaning: "size of those events, bytes",
+        is_list: false,
+        apply: |config, value| {
+            number(value, 1 << 20..=1 << 30).map(|bytes| config.event_limits.bytes = bytes)
+        },
+        show: |config| shown_number(config.event_limits.bytes),
+    },
+    Key {
+        name: "limits.state_bytes",
+        variable: "BCD_LIMITS_STATE_BYTES",
+        allowed: "a number of bytes, 67108864 (64 MiB) or more",
+        meaning: "most that bcd keeps in the state directory; before it is passed, commands get busy with disk",
+        is_list: false,
+        apply: |config, value| {
+            let most = journal::LEAST_STATE_BYTES..=u64::MAX;
+            number(value, most).map(|bytes| config.limits.state_bytes = bytes)
+        },
+        show: |config| shown_number(config.limits.state_bytes),
+    },
+    Key {
         name: "log.level",
         variable: "BCD_LOG",
         allowed: "error, warn, info, debug, trace",
@@ -142,6 +175,21 @@ pub const KEYS: [Key; 7] = [
 
 fn text(value: &Value) -> Result<&str, String> {
     value.as_str().ok_or_else(|| format!("it is of type {}, not a string", value.type_str()))
+}
+
+/// A number, which the environment gives as a text.
+fn number(value: &Value, allowed: std::ops::RangeInclusive<u64>) -> Result<u64, String> {
+    let number = match value {
+        Value::Integer(number) => u64::try_from(*number).ok(),
+        other => {
+            text(other).map_err(|_| format!("it is of type {}, not a number", other.type_str()))?.parse().ok()
+        }
+    };
+    number.filter(|number| allowed.contains(number)).ok_or_else(|| "it is no such number".into())
+}
+
+fn shown_number(number: u64) -> Value {
+    Value::Integer(i64::try_from(number).unwrap_or(i64::MAX))
 }
 
 fn strings(value: &Value) -> Result<Vec<String>, String> {

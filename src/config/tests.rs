@@ -39,6 +39,9 @@ fn a_wrong_value_names_the_key_and_what_is_allowed() {
         ("[gateway]\nendpoints = \"gw:1\"", "gateway.endpoints", "a list of"),
         ("[gateway]\nendpoints = [\"gw\"]", "gateway.endpoints", "a list of"),
         ("[signatures]\ncommands = \"some\"", "signatures.commands", "all, destructive"),
+        ("[limits]\nevents = 1", "limits.events", "a number from 100"),
+        ("[limits]\nevents = \"many\"", "limits.events", "a number from 100"),
+        ("[limits]\nevent_bytes = -1", "limits.event_bytes", "a number from 1048576"),
         ("[kinds]\ndeny = [\"Node Exec\"]", "kinds.deny", "a list of kinds"),
     ] {
         let message = message(text);

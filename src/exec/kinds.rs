@@ -1,13 +1,13 @@
 //! The registry: what each kind does. Reached with a `Durable<Running>` alone.
 
-use super::Shared;
-use super::cancel::Cancelled;
-use super::mark::Mark;
-use super::{barrier, probe, reboot, run};
-use crate::journal::{Durable, Running};
-use crate::model::{Args, Effect, Reason, Terminal};
+use std::time::Duration;
 
-/// How an effect ended; the executor adds attempt and times.
+use super::{Shared, barrier, probe, reboot};
+use crate::journal::{Durable, Running};
+use crate::model::limits::TEXT_BYTES;
+use crate::model::{Args, Effect, Outcome, Reason, ServerTime, Terminal};
+
+/// How an effect ended; whoever carries it out adds attempt and times.
 #[derive(Debug)]
 pub(super) struct Ended {
     /// Which end.
@@ -22,18 +22,47 @@ pub(super) struct Ended {
     pub(super) output: Vec<u8>,
 }
 
-/// Does what the command asks for.
-pub(super) async fn effect(running: &Durable<Running>, shared: &Shared, cancelled: &mut Cancelled) -> Ended {
-    let id = &running.command.command().header.id;
+impl Ended {
+    /// The whole outcome.
+    pub(super) fn into_outcome(
+        mut self,
+        attempt: u32,
+        started: Option<ServerTime>,
+        finished: Option<ServerTime>,
+        duration: Duration,
+    ) -> Outcome {
+        self.message.truncate(self.message.floor_char_boundary(TEXT_BYTES));
+        Outcome {
+            state: self.state,
+            reason: self.reason,
+            message: self.message,
+            effect: self.effect,
+            attempt,
+            started,
+            finished,
+            duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
+            output: self.output,
+        }
+    }
+}
+
+/// Does what the command asks for, in this process.
+pub(super) async fn effect(running: &Durable<Running>, shared: &Shared) -> Ended {
     let parts = &shared.parts;
     match running.command.args() {
         Args::Probe(_) => probe::run(&parts.facts, &parts.state).await,
-        Args::Barrier(args) => barrier::run(&args.barrier_id, id, shared).await,
+        Args::Barrier(args) => {
+            barrier::run(&args.barrier_id, &running.command.command().header.id, shared).await
+        }
         // Started, it is not cancelled any more.
         Args::Reboot(_) => reboot::run(shared).await,
-        Args::Exec(args) => {
-            let mark = Mark::attempt(&parts.journal.id(), id, running.attempt);
-            run::run(args, &mark, cancelled).await
-        }
+        // Its supervisor is its only way to run (steps.rs); here it would die with the daemon.
+        Args::Exec(_) => Ended {
+            state: Terminal::Failed,
+            reason: Some(Reason::CouldNotStart),
+            message: "the program has no supervisor".into(),
+            effect: Effect::None,
+            output: Vec::new(),
+        },
     }
 }

@@ -79,6 +79,12 @@ impl Lanes {
         Some(Credit { lanes: self.clone(), lane })
     }
 
+    /// Takes a credit for what is in flight already, whether or not one is free.
+    pub fn hold(&self, lane: Lane) -> Credit {
+        *self.state().held.entry(lane).or_default() += 1;
+        Credit { lanes: self.clone(), lane }
+    }
+
     /// Names a command as running in this process.
     pub fn running(&self, id: CommandId) -> InFlight {
         self.state().running.insert(id.clone());

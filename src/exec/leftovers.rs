@@ -1,26 +1,124 @@
-//! Programs that a dead daemon left behind: ended before anything is recovered, since a row that becomes
-//! `interrupted` must not have a program that still works at it.
+//! What a dead daemon left behind, looked at before anything is recovered: supervisors that live are taken over, what
+//! lost its supervisor is ended, since a row that becomes `interrupted` must not have a program that still works at it.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::FlockOperation;
 
 use super::mark::{self, Mark};
-use crate::model::JournalId;
+use super::process;
+use super::supervise::group;
+use crate::journal::begun::Record;
+use crate::journal::{Ended, Left, Locked, OpenError};
+use crate::model::{BootId, JournalId, Outcome};
 
-/// Ends every program that was started under this journal and still runs; how many there were. Blocks.
-///
-/// Called between taking the journal's lock (so that no living daemon owns them) and recovery. Programs of another
-/// journal are never touched.
-pub fn end(journal: &JournalId) -> usize {
-    match mark::sweep(&Mark::journal(journal)) {
+/// Longest wait for supervisors that a dead daemon had just started to make their records.
+const STARTS: Duration = Duration::from_secs(10);
+const STARTS_PAUSE: Duration = Duration::from_millis(10);
+
+/// The programs of earlier daemons, as this one found them.
+#[derive(Debug)]
+pub struct Leftovers {
+    state: PathBuf,
+    boot_id: BootId,
+    /// Processes that were ended.
+    pub ended: usize,
+}
+
+impl Leftovers {
+    /// Looks, and ends every program that was started here and has no supervisor any more. Blocks.
+    ///
+    /// Called between taking the journal's lock (so that no living daemon owns them) and recovery. Programs of journals
+    /// that are not named in this state directory are never touched.
+    ///
+    /// # Errors
+    /// The begun records cannot be read.
+    pub fn settle(locked: &Locked, state: &Path, boot_id: &BootId) -> Result<Self, OpenError> {
+        await_starts(state);
+        let records = locked.begun()?;
+        let lives = |record: &Record| {
+            record.supervisor.as_ref().is_some_and(|supervisor| process::open(supervisor, boot_id).is_some())
+        };
+        let (alive, gone): (Vec<&Record>, Vec<&Record>) = records.iter().partition(|record| lives(record));
+        for supervisor in gone.iter().filter_map(|record| record.supervisor.as_ref()) {
+            if supervisor.boot_id == *boot_id && !group::end(&supervisor.groups) {
+                tracing::error!(groups = ?supervisor.groups, "control groups of an earlier program do not become empty");
+            }
+        }
+        let spared: Vec<Mark> = alive.iter().map(|record| Mark::of(record)).collect();
+        let mut journals: Vec<&JournalId> = records.iter().map(|record| &record.journal_id).collect();
+        let (own, former) = (locked.facts().journal_id, locked.former_id()?);
+        journals.extend([&own].into_iter().chain(&former));
+        journals.sort();
+        journals.dedup();
+        let ended = journals.into_iter().map(|journal| end(&Mark::journal(journal), &spared)).sum();
+        Ok(Self { state: state.to_owned(), boot_id: boot_id.clone(), ended })
+    }
+
+    /// What is left of the process that carries a command out, for recovery. Blocks.
+    pub fn left(&self, begun: &Record) -> Left<Box<Outcome>> {
+        let Some(supervisor) = &begun.supervisor else { return Left::Nothing };
+        // Before the outcome: one that dies in between has written it.
+        let lives = process::open(supervisor, &self.boot_id).is_some();
+        match Ended::read(&self.state, begun) {
+            Ok(Some(outcome)) => Left::Ended(Box::new(outcome)),
+            Ok(None) if lives => Left::Alive,
+            Ok(None) => Left::Nothing,
+            Err(error) => {
+                tracing::error!(id = %begun.id, %error, "an outcome record cannot be read now; it is tried again");
+                Left::Alive
+            }
+        }
+    }
+}
+
+/// The directory of the begun records, open: its lock is held by every supervisor that has not made its record yet.
+pub(super) fn records(state: &Path) -> io::Result<File> {
+    File::open(state.join("begun"))
+}
+
+/// Waits until no supervisor of a dead daemon is about to make its record.
+fn await_starts(state: &Path) {
+    let Ok(records) = records(state) else { return };
+    let mut waited = Duration::ZERO;
+    while rustix::fs::flock(&records, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if waited >= STARTS {
+            tracing::error!(state = %state.display(), "a program that an earlier daemon was starting neither starts nor ends");
+            return;
+        }
+        thread::sleep(STARTS_PAUSE);
+        waited += STARTS_PAUSE;
+    }
+}
+
+/// Ends what the program of one record started, its supervisor being gone. Blocks.
+pub(super) fn end_one(begun: &Record) {
+    if let Some(supervisor) = &begun.supervisor
+        && !group::end(&supervisor.groups)
+    {
+        tracing::error!(id = %begun.id, groups = ?supervisor.groups, "control groups do not become empty");
+    }
+    end(&Mark::of(begun), &[]);
+}
+
+/// Ends every program that carries the mark and none of the spared ones; how many there were. Blocks.
+fn end(mark: &Mark, spared: &[Mark]) -> usize {
+    match mark::sweep(mark, spared) {
         Ok(swept) => {
             for pid in &swept.killed {
-                tracing::warn!(pid, %journal, "ended a program that an earlier daemon left behind");
+                tracing::warn!(pid, mark = mark.value(), "ended a program that had lost its supervisor");
             }
             if swept.remain {
-                tracing::error!(%journal, "a program of an earlier daemon does not go away on SIGKILL");
+                tracing::error!(mark = mark.value(), "a program does not go away on SIGKILL");
             }
             swept.killed.len()
         }
         Err(error) => {
-            tracing::error!(%journal, %error, "cannot look for programs of an earlier daemon in /proc");
+            tracing::error!(mark = mark.value(), %error, "cannot look for programs in /proc");
             0
         }
     }
@@ -32,6 +130,7 @@ mod tests {
     use std::process::{Child, Command};
 
     use super::*;
+    use crate::model::CommandId;
 
     fn sleeper(mark: &str) -> Child {
         Command::new("/bin/sleep").arg("60").env(mark::VARIABLE, mark).spawn().expect("a sleeper")
@@ -45,12 +144,14 @@ mod tests {
         let mut second = sleeper(&format!("{ours}/c-2/3"));
         let mut spared = sleeper(&format!("{other}/c-1/1"));
 
-        assert_eq!(end(&ours), 2);
+        assert_eq!(end(&Mark::journal(&ours), &[]), 2);
         assert_eq!(left.wait().expect("a status").signal(), Some(9));
         assert_eq!(second.wait().expect("a status").signal(), Some(9));
         assert!(spared.try_wait().expect("a status").is_none(), "another journal's program was ended");
-        assert_eq!(end(&ours), 0);
+        assert_eq!(end(&Mark::journal(&ours), &[]), 0);
 
+        let living = Mark::attempt(&other, &CommandId::new("c-1").expect("an id"), 1);
+        assert_eq!(end(&Mark::journal(&other), &[living]), 0, "its supervisor lives");
         spared.kill().expect("a signal");
         spared.wait().expect("a status");
     }

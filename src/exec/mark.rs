@@ -1,20 +1,23 @@
 //! The mark that every program of a command carries in its environment, and the search for it in /proc.
 //!
 //! A process group loses a grandchild that calls setsid; an environment is inherited by all. A program that
-//! clears its child's environment escapes the mark: the control group of a later release closes that gap.
+//! clears its child's environment escapes the mark, not its supervisor, which adopts whatever the program starts; the
+//! mark finds what a supervisor that was killed leaves behind.
 //!
 //! A pid alone is never signalled. The order is the proof: the pidfd is opened first and the mark is read through
 //! the pid afterwards, so either the pidfd is the process that was read, or its process is gone and the signal goes
 //! nowhere.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read as _};
 use std::thread;
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use super::process::pids;
+use crate::journal::begun::Record;
 use crate::model::{CommandId, JournalId};
 
 /// Name of the variable.
@@ -39,6 +42,11 @@ impl Mark {
     /// One attempt of one command.
     pub(super) fn attempt(journal: &JournalId, command: &CommandId, attempt: u32) -> Self {
         Self(format!("{journal}/{command}/{attempt}"))
+    }
+
+    /// The program of a begun record.
+    pub(super) fn of(begun: &Record) -> Self {
+        Self::attempt(&begun.journal_id, &begun.id, begun.attempt)
     }
 
     /// Everything that was started under a journal.
@@ -78,19 +86,21 @@ pub(super) struct Swept {
     pub(super) remain: bool,
 }
 
-/// Kills every process that carries the mark, this process excepted, until none is left. Blocks.
+/// Kills every process that carries the mark and none of the spared ones, this process excepted, until none is left.
+/// Blocks.
 ///
 /// # Errors
 /// /proc cannot be read, so nobody knows whether there are any.
-pub(super) fn sweep(mark: &Mark) -> io::Result<Swept> {
+pub(super) fn sweep(mark: &Mark, spared: &[Mark]) -> io::Result<Swept> {
     let mut swept = Swept::default();
     let mut buffer = Vec::new();
+    let own = rustix::process::getpid();
     for _ in 0..ROUNDS {
         let mut found = false;
         for pid in pids()? {
-            if carries(pid, mark, &mut buffer) {
+            if pid != own && carries(pid, mark, spared, &mut buffer) {
                 found = true;
-                if kill(pid, mark, &mut buffer) {
+                if kill(pid, mark, spared, &mut buffer) {
                     swept.killed.insert(pid.as_raw_nonzero().get());
                 }
             }
@@ -120,9 +130,10 @@ pub(super) struct Marked {
 /// # Errors
 /// /proc cannot be read, so nobody knows whether there are any.
 pub(super) fn find(journals: &BTreeSet<JournalId>) -> io::Result<Vec<Marked>> {
+    let own = rustix::process::getpid();
     let mut buffer = Vec::new();
     let mut found = Vec::new();
-    for pid in pids()? {
+    for pid in pids()?.into_iter().filter(|pid| *pid != own) {
         if read_environ(pid, &mut buffer).is_ok() {
             found.extend(marked(pid, &buffer, journals));
         }
@@ -143,20 +154,10 @@ fn marked(pid: Pid, environ: &[u8], journals: &BTreeSet<JournalId>) -> Option<Ma
     })
 }
 
-fn pids() -> io::Result<Vec<Pid>> {
-    let own = rustix::process::getpid();
-    let mut pids = Vec::new();
-    for entry in fs::read_dir("/proc")? {
-        let name = entry?.file_name();
-        let pid = name.to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
-        pids.extend(pid.filter(|pid| *pid != own));
-    }
-    Ok(pids)
-}
-
 /// A process that cannot be read (gone, a zombie, another user's) does not carry it.
-fn carries(pid: Pid, mark: &Mark, buffer: &mut Vec<u8>) -> bool {
-    read_environ(pid, buffer).is_ok_and(|_| mark.is_in(buffer))
+fn carries(pid: Pid, mark: &Mark, spared: &[Mark], buffer: &mut Vec<u8>) -> bool {
+    read_environ(pid, buffer)
+        .is_ok_and(|_| mark.is_in(buffer) && !spared.iter().any(|spared| spared.is_in(buffer)))
 }
 
 fn read_environ(pid: Pid, buffer: &mut Vec<u8>) -> io::Result<usize> {
@@ -164,9 +165,9 @@ fn read_environ(pid: Pid, buffer: &mut Vec<u8>) -> io::Result<usize> {
     File::open(format!("/proc/{pid}/environ"))?.take(ENVIRON_BYTES).read_to_end(buffer)
 }
 
-fn kill(pid: Pid, mark: &Mark, buffer: &mut Vec<u8>) -> bool {
+fn kill(pid: Pid, mark: &Mark, spared: &[Mark], buffer: &mut Vec<u8>) -> bool {
     let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else { return false };
-    carries(pid, mark, buffer) && pidfd_send_signal(&pidfd, Signal::KILL).is_ok()
+    carries(pid, mark, spared, buffer) && pidfd_send_signal(&pidfd, Signal::KILL).is_ok()
 }
 
 #[cfg(test)]

@@ -3,8 +3,11 @@
 //! ```text
 //! deliveries ─▶ run ─▶ a task a delivery (at most ADMITTING before admission has answered)
 //!                        verify → admit (journal) → ACCEPTED → steps: RUNNING (journal) → begun record
-//!                          → kinds: the effect → DONE (journal) ─▶ outbox
+//!                          → kinds: the effect, or supervised: a program's → DONE (journal) ─▶ outbox
 //! ```
+//!
+//! A program runs under a process of its own (supervise/) that outlives this one; what an earlier daemon left running is
+//! waited for as what this one started (leftovers.rs, [`Attached`]).
 //!
 //! Deliveries are handled side by side, so that the journal's writer finds many to commit together. Tasks past
 //! admission are bounded by the credits: each holds one. What is promised: a command's answers leave in the order
@@ -18,9 +21,11 @@ pub mod lanes;
 pub mod leftovers;
 mod mark;
 mod probe;
+mod process;
 mod reboot;
-mod run;
 mod steps;
+pub mod supervise;
+mod supervised;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -32,13 +37,15 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 pub use lanes::Lanes;
+pub use leftovers::Leftovers;
 pub use probe::ProbeFacts;
 
 use self::arrivals::{Arrival, Arrivals};
-use self::cancel::Cancels;
+use self::cancel::{Cancellable, Cancels};
+use self::lanes::{Credit, InFlight};
 use crate::admission::Context;
-use crate::journal::{Admission, Journal};
-use crate::model::{Answer, AnswerState, CommandId, Digest, Kind, Reason, Role};
+use crate::journal::{Admission, Durable, Journal, Reattached};
+use crate::model::{Answer, AnswerState, CommandId, Digest, EventType, Kind, Lane, NewEvent, Reason, Role};
 use crate::ports::Reboot;
 use crate::session::outbox::{OutboxSender, Outgoing};
 use crate::session::working_clock::WorkingClock;
@@ -80,12 +87,26 @@ pub struct Parts {
     pub state: PathBuf,
     /// Restarts the machine.
     pub reboot: Arc<dyn Reboot>,
+    /// The program `bcd`, started again as each program's supervisor.
+    pub program: PathBuf,
+    /// Programs of earlier daemons that still run.
+    pub reattached: Vec<Durable<Reattached>>,
 }
 
 /// Takes deliveries and carries them out.
 #[derive(Debug)]
 pub struct Executor {
     shared: Arc<Shared>,
+    attached: Vec<Attached>,
+}
+
+/// A program of an earlier daemon, in flight as any other: it holds a credit, is named in Hello, and can be cancelled.
+#[derive(Debug)]
+struct Attached {
+    reattached: Durable<Reattached>,
+    cancellable: Cancellable,
+    _credit: Credit,
+    _running_here: InFlight,
 }
 
 #[derive(Debug)]
@@ -99,10 +120,13 @@ struct Shared {
 }
 
 impl Executor {
-    /// A new one.
-    pub fn new(parts: Parts) -> Self {
+    /// A new one. What still runs is in flight when this returns: before the first Hello.
+    pub fn new(mut parts: Parts) -> Self {
+        let reattached = std::mem::take(&mut parts.reattached);
         let (cancels, arrivals) = (Cancels::default(), Arrivals::default());
-        Self { shared: Arc::new(Shared { parts, cancels, arrivals, steps: RwLock::new(()) }) }
+        let shared = Shared { parts, cancels, arrivals, steps: RwLock::new(()) };
+        let attached = reattached.into_iter().map(|reattached| shared.attach(reattached)).collect();
+        Self { shared: Arc::new(shared), attached }
     }
 
     /// Runs until the deliveries end. From `stop` on nothing new is admitted. Programs are neither ended nor waited
@@ -114,6 +138,10 @@ impl Executor {
         // Recovery has looked just now.
         let mut expire = interval_at(Instant::now() + EXPIRE, EXPIRE);
         expire.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        for attached in self.attached {
+            let shared = Arc::clone(&self.shared);
+            tasks.spawn(async move { steps::from_attached(&shared, attached).await });
+        }
         loop {
             tokio::select! {
                 () = stopped(&mut stop), if !stopping => {
@@ -171,6 +199,17 @@ fn report(task: Result<(), JoinError>) {
 }
 
 impl Shared {
+    fn attach(&self, reattached: Durable<Reattached>) -> Attached {
+        let id = &reattached.begun.id;
+        let lane = Kind::from_name(&reattached.begun.kind).map_or(Lane::Work, |kind| kind.properties().lane);
+        Attached {
+            cancellable: self.cancels.enter(id.clone(), self.boot()),
+            _credit: self.parts.lanes.hold(lane),
+            _running_here: self.parts.lanes.running(id.clone()),
+            reattached,
+        }
+    }
+
     fn arrive(&self, delivery: &Delivery) -> Option<Arrival> {
         match delivery {
             Delivery::Command(frame) => Some(self.arrivals.arrive(frame.seq)),
@@ -198,6 +237,7 @@ impl Shared {
         let verified = match dsse::verify_command(&envelope, &self.parts.audience, self.parts.policy) {
             Ok(verified) => verified,
             Err(refusal) => {
+                self.note_wrong_node(refusal.reason, &refusal.detail).await;
                 return self.refuse(refusal.id, refusal.body_sha256, refusal.reason, refusal.detail);
             }
         };
@@ -241,6 +281,7 @@ impl Shared {
             Err(refusal) => {
                 // The wire has no answer for it: a CommandUpdate speaks of a command's bytes, not of a cancellation's.
                 tracing::warn!(id = %command_id, reason = %refusal.reason, detail = refusal.detail, "a cancellation is refused");
+                self.note_wrong_node(refusal.reason, &refusal.detail).await;
                 return;
             }
         };
@@ -274,6 +315,17 @@ impl Shared {
                 }
             }
             Err(error) => tracing::warn!(%error, "what an older daemon left cannot be ended yet"),
+        }
+    }
+
+    /// A body for another node is a security event; without one, where the journal cannot be written.
+    async fn note_wrong_node(&self, reason: Reason, detail: &str) {
+        if reason != Reason::WrongNode {
+            return;
+        }
+        let event = NewEvent::new(EventType::WrongNode, serde_json::json!({ "detail": detail }));
+        if let Err(error) = self.parts.journal.record(event).await {
+            tracing::warn!(%error, "a body for another node is in no event");
         }
     }
 

@@ -13,10 +13,12 @@ use tokio::time;
 
 use super::cancel::{Cancellable, Cancelled};
 use super::lanes::Closed;
-use super::{Shared, kinds, reboot};
+use super::supervise::job::Job;
+use super::supervised::{self, StartError, Supervised};
+use super::{Attached, Shared, kinds, reboot};
 use crate::failpoint;
+use crate::journal::begun::Record;
 use crate::journal::{Accepted, Begun, BegunError, Durable, Running, WriteError};
-use crate::model::limits::TEXT_BYTES;
 use crate::model::{AnswerState, Args, CommandId, Effect, Outcome, Reason, Terminal};
 use crate::session::outbox::Outgoing;
 
@@ -92,12 +94,12 @@ pub(super) async fn from_running(
     let _running_here = shared.parts.lanes.running(id(&running).clone());
     let (running, begin) = begin(shared, running, &mut cancellable.cancelled).await;
     let outcome = match begin {
-        Begin::Go => {
+        Begin::Go(carrier) => {
             let state = AnswerState::Running { attempt: running.attempt };
             shared.pass(Some(id(&running).clone()), running.command.command().body_sha256, state);
             tracing::info!(id = %id(&running), kind = %running.command.kind(), attempt = running.attempt, "started");
             drop(between_steps);
-            let outcome = effect(shared, &running, &mut cancellable.cancelled).await;
+            let outcome = effect(shared, &running, carrier, &mut cancellable.cancelled).await;
             failpoint::hit(failpoint::EFFECT_ENDED);
             outcome
         }
@@ -111,15 +113,23 @@ pub(super) async fn from_running(
 }
 
 enum Begin {
-    /// The effect may start.
-    Go,
+    /// The effect may start, or has started.
+    Go(Carrier),
     /// It must not, and this is the end of the command.
     Never(Box<Outcome>),
     /// The daemon stops: the next start settles the command.
     Leave,
 }
 
-/// Makes the begun record durable where the command may not run twice.
+/// Who carries a command out.
+enum Carrier {
+    /// This process.
+    Here,
+    /// A process that outlives it.
+    Supervisor(Box<Supervised>),
+}
+
+/// Makes the begun record durable where the command needs one: that of a program is its supervisor's.
 async fn begin(
     shared: &Shared,
     mut running: Durable<Running>,
@@ -131,15 +141,15 @@ async fn begin(
             let outcome = cancelled_before_effect(shared, &running);
             return (running, Begin::Never(Box::new(outcome)));
         }
-        if running.command.retry_safe() {
-            return (running, Begin::Go);
-        }
         let made;
-        (running, made) = create_begun(shared, running).await;
+        (running, made) = carrier(shared, running).await;
         match made {
-            Ok(_) => return (running, Begin::Go),
-            Err(BegunError::AlreadyExists { path }) => {
-                tracing::warn!(id = %id(&running), path = %path.display(), "began before; it is not started again");
+            Ok(carrier) => {
+                shared.parts.journal.file_written(None);
+                return (running, Begin::Go(carrier));
+            }
+            Err(StartError::Began) => {
+                tracing::warn!(id = %id(&running), "began before; it is not started again");
                 let outcome = Outcome {
                     message: "the command began before; it is not started again and its outcome is not known"
                         .into(),
@@ -148,9 +158,11 @@ async fn begin(
                 };
                 return (running, Begin::Never(Box::new(outcome)));
             }
-            Err(error) => {
-                let cause = error.source().map(ToString::to_string);
-                tracing::warn!(id = %id(&running), %error, cause, "nothing was started; tried again");
+            Err(error @ StartError::Failed { .. }) => {
+                tracing::warn!(id = %id(&running), %error, "nothing was started; tried again");
+                if let Some(trouble) = error.trouble() {
+                    shared.parts.journal.file_written(Some(trouble));
+                }
                 if shared.parts.lanes.stopping() {
                     return (running, Begin::Leave);
                 }
@@ -158,6 +170,37 @@ async fn begin(
             }
         }
     }
+}
+
+async fn carrier(
+    shared: &Shared,
+    running: Durable<Running>,
+) -> (Durable<Running>, Result<Carrier, StartError>) {
+    if let Args::Exec(args) = running.command.args() {
+        let job = Job {
+            state: shared.parts.state.clone(),
+            boot_id: shared.parts.facts.boot_id.clone(),
+            begun: Record::of(&shared.parts.journal.id(), &running),
+            args: args.as_ref().clone(),
+        };
+        let started = supervised::start(&shared.parts.program, job).await;
+        if started.is_ok() {
+            failpoint::hit(failpoint::SUPERVISED);
+        }
+        return (running, started.map(|started| Carrier::Supervisor(Box::new(started))));
+    }
+    if running.command.retry_safe() {
+        return (running, Ok(Carrier::Here));
+    }
+    let (running, made) = create_begun(shared, running).await;
+    let made = made.map(|_| Carrier::Here).map_err(|error| match error {
+        BegunError::AlreadyExists { .. } => StartError::Began,
+        BegunError::Io { .. } => {
+            let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+            StartError::Failed { detail: format!("{error}{cause}"), errno: error.errno() }
+        }
+    });
+    (running, made)
 }
 
 /// On a thread that may wait for the disk; the command travels there and back.
@@ -194,28 +237,57 @@ fn cancelled_before_effect(shared: &Shared, running: &Running) -> Outcome {
 }
 
 /// The effect itself. A panic in a kind's code ends that command, not the daemon.
-async fn effect(shared: &Shared, running: &Durable<Running>, cancelled: &mut Cancelled) -> Outcome {
+async fn effect(
+    shared: &Shared,
+    running: &Durable<Running>,
+    carrier: Carrier,
+    cancelled: &mut Cancelled,
+) -> Outcome {
+    if let Carrier::Supervisor(supervised) = carrier {
+        failpoint::hit(failpoint::EFFECT_STARTED);
+        return supervised.ended(cancelled).await;
+    }
     let from = shared.boot();
-    let ended = AssertUnwindSafe(kinds::effect(running, shared, cancelled)).catch_unwind().await;
+    let ended = AssertUnwindSafe(kinds::effect(running, shared)).catch_unwind().await;
     let duration = shared.boot().saturating_sub(from);
-    let outcome = match ended {
-        Ok(ended) => Outcome {
-            state: ended.state,
-            reason: ended.reason,
-            message: clipped(ended.message),
-            effect: ended.effect,
-            output: ended.output,
-            ..Outcome::interrupted(running.attempt, running.started)
-        },
+    match ended {
+        Ok(ended) => {
+            ended.into_outcome(running.attempt, running.started, shared.parts.working.now(), duration)
+        }
         Err(_) => Outcome {
             message: "the daemon failed while it carried the command out; its outcome is not known".into(),
+            finished: shared.parts.working.now(),
+            duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
             ..Outcome::interrupted(running.attempt, running.started)
         },
-    };
-    Outcome {
-        finished: shared.parts.working.now(),
-        duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
-        ..outcome
+    }
+}
+
+/// Waits for the end of a program that an earlier daemon started, and delivers it.
+pub(super) async fn from_attached(shared: &Shared, mut attached: Attached) {
+    let begun = attached.reattached.begun.clone();
+    let id = begun.id.clone();
+    tracing::info!(%id, attempt = begun.attempt, "goes on; an earlier daemon started it");
+    let (state, boot_id) = (shared.parts.state.clone(), &shared.parts.facts.boot_id);
+    let supervised = Supervised::find(state, begun, boot_id);
+    let mut outcome = supervised.ended(&mut attached.cancellable.cancelled).await;
+    failpoint::hit(failpoint::EFFECT_ENDED);
+    let _between_steps = shared.steps.read().await;
+    let mut waits = Waits::new();
+    loop {
+        match shared.parts.journal.finish_reattached(&attached.reattached, outcome).await {
+            Ok(done) => {
+                tracing::info!(%id, state = ?done.outcome.state, reason = ?done.outcome.reason, "done");
+                return shared.say(Outgoing::Result(done));
+            }
+            Err((result, error)) => {
+                outcome = result;
+                if !retries(&id, "DONE", &error) {
+                    return;
+                }
+                waits.next().await;
+            }
+        }
     }
 }
 
@@ -279,10 +351,4 @@ async fn pause(waits: &mut Waits, cancelled: &mut Cancelled) {
         () = waits.next() => {}
         () = cancelled.requested() => {}
     }
-}
-
-/// A message within the wire's limit.
-fn clipped(mut message: String) -> String {
-    message.truncate(message.floor_char_boundary(TEXT_BYTES));
-    message
 }

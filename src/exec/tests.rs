@@ -1,6 +1,7 @@
 //! The executor over a real journal: what is answered, what is started, what is not.
 
 mod barrier;
+mod outliving;
 mod reboot;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ use crate::ports::RebootError;
 use crate::session::outbox::{Outbox, outbox};
 use crate::wire::dsse::{CANCEL_TYPE, COMMAND_TYPE};
 use crate::wire::frames::CommandFrame;
+use crate::write_fault::{self, Point};
 
 const ISSUED: &str = "2026-11-29T10:00:00Z";
 const NOT_AFTER: &str = "2026-11-29T11:00:00Z";
@@ -38,6 +40,14 @@ fn id(text: &str) -> CommandId {
 /// Another one for every test: programs are found, and ended, by it.
 fn journal_id() -> JournalId {
     JournalId::random(&mut rand::rngs::StdRng::from_os_rng())
+}
+
+/// The program `bcd`, which the build of this test's package leaves above the test itself.
+pub(super) fn program() -> PathBuf {
+    let test = std::env::current_exe().expect("this program");
+    let program = test.parent().and_then(|deps| deps.parent()).expect("a target directory").join("bcd");
+    assert!(program.exists(), "{} is missing: cargo build --features fakehw", program.display());
+    program
 }
 
 /// A running executor with everything around it.
@@ -101,7 +111,12 @@ impl Bench {
     fn over_in(dir: TempDir, incarnation: &str, boot: &str) -> Self {
         let faults = Faults::default();
         let locked = Locked::open(options(&dir, incarnation, boot), journal_id()).expect("a journal");
-        let (journal, _) = locked.with_faults(faults.clone()).recover(None).expect("a recovery");
+        let boot_id = BootId::new(boot).expect("an id");
+        let leftovers = Leftovers::settle(&locked, dir.path(), &boot_id).expect("records");
+        let (journal, recovered) = locked
+            .with_faults(faults.clone())
+            .recover_with(None, &mut |begun| leftovers.left(begun))
+            .expect("a recovery");
         let lanes = Lanes::default();
         lanes.set_terms(&BTreeMap::from([(Lane::Control, 2), (Lane::Work, 2)]), false);
         let (sender, outbox) = outbox();
@@ -129,6 +144,8 @@ impl Bench {
             },
             state: dir.path().to_owned(),
             reboot: reboots.clone(),
+            program: program(),
+            reattached: recovered.reattached,
         };
         let run = tokio::spawn(Executor::new(parts).run(received, stopped));
         Self { dir, journal, faults, lanes, deliveries, stop, outbox, run, reboots }
@@ -342,7 +359,8 @@ async fn without_a_free_credit_a_command_is_refused_busy() {
 #[tokio::test]
 async fn a_stopping_daemon_refuses_and_does_not_wait_for_its_programs() {
     let mut bench = Bench::new();
-    bench.deliver(&bench.exec("c-1", "sleep 30")).await;
+    let go = bench.dir.path().join("go");
+    bench.deliver(&bench.exec("c-1", &format!("while ! [ -e {} ]; do sleep 0.02; done", go.display()))).await;
     bench.effect_has_started().await;
     bench.stop.send(true).expect("a running executor");
     while !bench.lanes.stopping() {
@@ -355,7 +373,10 @@ async fn a_stopping_daemon_refuses_and_does_not_wait_for_its_programs() {
     drop(bench.deliveries);
     timeout(Duration::from_secs(5), bench.run).await.expect("it ends").expect("without a panic");
     bench.journal.close().await;
-    assert_ne!(leftovers::end(&bench.journal.id()), 0, "the program lives on");
+    std::fs::write(go, "").expect("a file");
+    let mut bench = Bench::over(bench.dir, "i-2");
+    assert_eq!(bench.result().await.state, Terminal::Succeeded, "the stop has ended its program");
+    assert_eq!(bench.effects(), 1);
 }
 
 #[tokio::test]
@@ -453,6 +474,43 @@ async fn a_cancellation_for_another_node_cancels_nothing() {
     assert_eq!(bench.result().await.state, Terminal::Succeeded);
 }
 
+/// Errors of a disk, and what a refusal says of each. EMFILE stands for all that only this process lacks.
+const ERRNOS: [(nix::errno::Errno, Reason); 5] = [
+    (nix::errno::Errno::EIO, Reason::IoError),
+    (nix::errno::Errno::ENOSPC, Reason::Disk),
+    (nix::errno::Errno::EDQUOT, Reason::Disk),
+    (nix::errno::Errno::EROFS, Reason::ReadOnly),
+    (nix::errno::Errno::EMFILE, Reason::IoError),
+];
+
+async fn begun_record_fault(point: Point, errno: nix::errno::Errno, why: Reason) {
+    let mut bench = Bench::new();
+    let fault = write_fault::arm(bench.dir.path(), point, errno as i32);
+    let case = format!("{} {errno}", point.name());
+    bench.deliver(&bench.exec("c-1", "")).await;
+    assert_eq!(bench.answer().await, Said::Accepted, "{case}");
+    while bench.journal.troubles().is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(bench.journal.troubles()[0].why, why, "{case}");
+    bench.deliver(&bench.exec("c-2", "")).await;
+    assert_eq!(bench.answer().await, Said::Refused(Reason::Busy, why.token().into()), "{case}");
+    assert_eq!(bench.effects(), 0, "{case}: nothing has started");
+    drop(fault);
+    assert_eq!(bench.result().await.state, Terminal::Succeeded, "{case}");
+    assert_eq!(bench.journal.troubles(), [], "{case}");
+    bench.deliver(&bench.exec("c-2", "")).await;
+    assert_eq!(bench.result().await.state, Terminal::Succeeded, "{case}");
+    assert_eq!(bench.effects(), 2, "{case}");
+}
+
+#[tokio::test]
+async fn a_begun_record_that_cannot_be_written_starts_nothing_says_why_and_all_goes_on_after_it() {
+    let cases = Point::BEGUN.iter().flat_map(|point| ERRNOS.map(|(errno, why)| (*point, errno, why)));
+    futures_util::future::join_all(cases.map(|(point, errno, why)| begun_record_fault(point, errno, why)))
+        .await;
+}
+
 #[tokio::test]
 async fn a_begun_record_that_exists_forbids_the_start() {
     let mut bench = Bench::new();
@@ -461,48 +519,6 @@ async fn a_begun_record_that_exists_forbids_the_start() {
     let outcome = bench.result().await;
     assert_eq!(ending(&outcome), (Terminal::Failed, Some(Reason::Interrupted), Effect::Unknown));
     assert_eq!(bench.effects(), 0);
-}
-
-#[tokio::test]
-async fn a_command_that_a_dead_daemon_left_running_is_ended_and_interrupted_and_never_run_again() {
-    let mut bench = Bench::new();
-    let command = bench.exec("c-1", "sleep 60");
-    bench.deliver(&command).await;
-    bench.effect_has_started().await;
-    while !matches!(bench.answer().await, Said::Running(1)) {}
-    let journal_id = bench.journal.id();
-    let dir = bench.crash().await;
-
-    assert_ne!(leftovers::end(&journal_id), 0, "the program lives on");
-    let mut bench = Bench::over(dir, "i-2");
-    bench.deliver(&command).await;
-    let outcome = bench.result().await;
-    assert_eq!(ending(&outcome), (Terminal::Failed, Some(Reason::Interrupted), Effect::Unknown));
-    assert_eq!(bench.effects(), 1);
-}
-
-#[tokio::test]
-async fn a_retry_safe_command_that_a_dead_daemon_left_running_runs_again_as_attempt_2() {
-    let mut bench = Bench::new();
-    let mut command = bench.exec("c-1", "[ -e $0.again ] || { touch $0.again; sleep 60; }");
-    command["args"]["retry_safe"] = true.into();
-    let name = bench.dir.path().join("marker");
-    command["args"]["argv"].as_array_mut().expect("argv").push(name.to_str().expect("text").into());
-    bench.deliver(&command).await;
-    bench.effect_has_started().await;
-    while !matches!(bench.answer().await, Said::Running(1)) {}
-    while !bench.dir.path().join("marker.again").exists() {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    let journal_id = bench.journal.id();
-    let dir = bench.crash().await;
-
-    leftovers::end(&journal_id);
-    let mut bench = Bench::over(dir, "i-2");
-    bench.deliver(&command).await;
-    assert_eq!(bench.answer().await, Said::Running(2));
-    let outcome = bench.result().await;
-    assert_eq!((outcome.state, outcome.attempt), (Terminal::Succeeded, 2));
 }
 
 #[test]

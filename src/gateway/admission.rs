@@ -13,11 +13,13 @@ pub struct Limits {
     pub streams: usize,
     /// Hello transactions under way. Without the bound a storm is admitted faster than the store commits it.
     pub pending_hellos: usize,
+    /// Hello, or the request of a join, must come within this.
+    pub first_frame: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { rate: 200, streams: 5_000, pending_hellos: 64 }
+        Self { rate: 200, streams: 5_000, pending_hellos: 64, first_frame: Duration::from_secs(10) }
     }
 }
 

@@ -68,6 +68,14 @@ pub enum Request {
         #[serde(default)]
         wait_ms: u64,
     },
+    /// Events of the nodes behind a number of the gateway's, in the order in which they came.
+    NodeEvents {
+        /// Of this node only.
+        #[serde(default)]
+        node: Option<NodeId>,
+        /// The last number seen; 0 for all.
+        after: u64,
+    },
     /// A new join ticket.
     Ticket {
         /// Machines that may use it.
@@ -104,6 +112,8 @@ pub enum Response {
     Nodes(Vec<NodeView>),
     /// Events.
     Events(Vec<EventView>),
+    /// Events of nodes.
+    NodeEvents(Vec<NodeEventView>),
     /// A ticket's one line.
     Ticket(String),
     /// Counts.
@@ -183,6 +193,33 @@ pub struct EventView {
     pub node: String,
     /// What, JSON.
     pub detail: serde_json::Value,
+}
+
+/// One event of a node.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct NodeEventView {
+    /// The gateway's number, in the order in which they came.
+    pub number: u64,
+    /// Whose.
+    pub node: String,
+    /// The journal that numbered it.
+    pub journal: String,
+    /// Its number in that journal.
+    pub seq: u64,
+    /// `transition`, `security`, `log`, `metric` or `unknown`.
+    pub class: String,
+    /// Its type, such as `command.done`.
+    pub kind: String,
+    /// What, JSON; null where it was over the limit.
+    pub body: serde_json::Value,
+    /// The node's wall clock when it was written, ms since the Unix epoch. Advisory.
+    pub at_ms: i64,
+    /// Age when it was sent, ms; absent when it was written in an earlier boot.
+    pub age_ms: Option<u64>,
+    /// When it came, ms since the Unix epoch by the gateway's clock.
+    pub received_ms: i64,
+    /// First and last of the numbers right before it that the node has dropped.
+    pub dropped: Option<(u64, u64)>,
 }
 
 /// Counts since the gateway's store was made.

@@ -10,7 +10,7 @@ use super::update::Update;
 use crate::model::limits::{CAPABILITIES, ENTRIES, HELLO_RESULTS_BYTES};
 use crate::model::{BootId, CommandId, Incarnation, JournalId, Reason, Role, ServerTime};
 use crate::wire::pb;
-use crate::wire::version::Range;
+use crate::wire::version::{self, Range};
 
 /// A diagnostic text of a Hello, bytes.
 const VERSION_BYTES: usize = 64;
@@ -75,9 +75,7 @@ pub fn check(hello: &pb::Hello, peer: &Peer, own: Range, now: ServerTime) -> Res
     let running =
         running.collect::<Result<_, _>>().map_err(|_| invalid("a running command's id is malformed"))?;
     let proto = own.choose(node_range).map_err(|reason| {
-        let (node, gateway) = ((node_range.min(), node_range.max()), (own.min(), own.max()));
-        let message = format!("the node speaks {node:?}, the gateway {gateway:?}");
-        refuse(Code::FailedPrecondition, reason, message)
+        refuse(Code::FailedPrecondition, reason, version::no_common(reason, node_range, own))
     })?;
     let facts = HelloFacts {
         node: peer.node.clone(),
@@ -165,8 +163,22 @@ mod tests {
     fn a_version_range_is_judged_before_any_other_effect() {
         let range = (Code::InvalidArgument, Reason::ProtocolRange);
         assert_eq!(refused(|hello| hello.proto_max = 0), range);
-        let newer = refused(|hello| (hello.proto_min, hello.proto_max) = (90, 91));
-        assert_eq!(newer, (Code::FailedPrecondition, Reason::ProtocolTooNew));
+    }
+
+    #[test]
+    fn without_a_common_version_the_side_to_upgrade_and_both_ranges_are_told() {
+        let judged = |node: (u32, u32), own: (u32, u32)| {
+            let hello = pb::Hello { proto_min: node.0, proto_max: node.1, ..hello() };
+            let own = Range::from_wire(own.0, own.1).expect("a range");
+            check(&hello, &peer(), own, NOW).expect_err("refused")
+        };
+        let old = judged((1, 2), (3, 4));
+        assert_eq!((old.code, old.reason), (Code::FailedPrecondition, Reason::ProtocolTooOld));
+        let words = "the node speaks protocol versions 1 to 2, the gateway 3 to 4; upgrade the node";
+        assert_eq!(old.message, words);
+        let new = judged((90, 91), (1, 2));
+        assert_eq!((new.code, new.reason), (Code::FailedPrecondition, Reason::ProtocolTooNew));
+        assert!(new.message.ends_with("the gateway 1 to 2; upgrade the gateway"), "{}", new.message);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The reference gateway: the other end of the wire, for tests, for `bcd sim`, and for somebody who tries bcd
-//! without a control plane. It imports the words and the wire, never the agent, and shares no memory with one.
+//! The reference gateway: what a node dials in tests, in the simulator, and where somebody has no control plane of
+//! their own yet. It imports the words and the wire, never the agent, and shares no memory with one.
 //!
 //! Tasks: the accept loop hands TLS connections to tonic; each session is a task ([`session`]) over one bounded
 //! queue to its node; one loop sweeps expired commands and flushes last-seen times; one serves the control socket.
@@ -16,6 +16,7 @@ mod credits;
 mod hello;
 mod hub;
 mod lies;
+mod node_events;
 mod peer;
 mod service;
 mod session;

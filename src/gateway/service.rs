@@ -1,7 +1,6 @@
 //! The gRPC services: Join, and the opening of a session.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::stream::BoxStream;
 use tokio::sync::mpsc;
@@ -19,10 +18,7 @@ use crate::failpoint;
 use crate::model::limits::{ID_BYTES, JOIN_FACTS};
 use crate::model::{Digest, NodeId, Reason, Role};
 use crate::wire::pb;
-use crate::wire::version::Range;
-
-/// Hello, or the request of a join, must come within this.
-const FIRST_FRAME: Duration = Duration::from_secs(10);
+use crate::wire::version::{self, Range};
 
 /// Both services over one hub.
 #[derive(Clone)]
@@ -69,14 +65,22 @@ impl Service {
             let message = "a newer session of the same identity took over";
             return Err(hub.refuse(Code::Aborted, Reason::Superseded, message, None));
         }
+        if hub.is_draining() {
+            // The drain began while this Hello was on its way, and has not told it.
+            begun.live.end(super::SessionEnd::told(
+                Code::Unavailable,
+                Reason::Draining,
+                "the gateway is draining",
+            ));
+        }
         tokio::spawn(session::run(hub, begun, inbound, out, place));
         Ok(frames)
     }
 
     async fn first_hello(&self, inbound: &mut Streaming<pb::NodeFrame>) -> Result<pb::Hello, Status> {
         let missing = |message| self.0.refuse(Code::InvalidArgument, Reason::HelloMissing, message, None);
-        let first = tokio::time::timeout(FIRST_FRAME, inbound.message()).await;
-        let first = first.map_err(|_| missing("no frame came within 10 s"))??;
+        let first = tokio::time::timeout(self.0.settings.limits.first_frame, inbound.message()).await;
+        let first = first.map_err(|_| missing("no frame came in time"))??;
         match first.and_then(|frame| frame.frame) {
             Some(pb::node_frame::Frame::Hello(hello)) => Ok(hello),
             _ => Err(missing("the first frame must be Hello")),
@@ -171,13 +175,7 @@ impl Service {
             hub.refuse(Code::InvalidArgument, reason, "the version range is empty or zero", None)
         })?;
         hub.settings.protocol.choose(range).map_err(|reason| {
-            let message = format!(
-                "the node speaks versions {} to {}, the gateway {} to {}",
-                range.min(),
-                range.max(),
-                hub.settings.protocol.min(),
-                hub.settings.protocol.max()
-            );
+            let message = version::no_common(reason, range, hub.settings.protocol);
             hub.refuse(Code::FailedPrecondition, reason, &message, None)
         })?;
         if !matches!(request.attestor.as_str(), "" | "token") {
@@ -254,7 +252,8 @@ impl pb::node_server::Node for Service {
         &self,
         _request: Request<Streaming<pb::TunnelFrame>>,
     ) -> Result<Response<Self::TunnelStream>, Status> {
-        Err(self.0.refuse(Code::Unimplemented, Reason::Internal, "this gateway opens no tunnels", None))
+        // Without a token: nothing has failed, and the code itself is what a node branches on.
+        Err(Status::unimplemented("this gateway opens no tunnels"))
     }
 }
 
@@ -268,9 +267,9 @@ impl pb::enrollment_server::Enrollment for Service {
     ) -> Result<Response<Self::JoinStream>, Status> {
         self.0.admit()?;
         let mut inbound = request.into_inner();
-        let first = tokio::time::timeout(FIRST_FRAME, inbound.message()).await;
+        let first = tokio::time::timeout(self.0.settings.limits.first_frame, inbound.message()).await;
         let invalid = |message| self.0.refuse(Code::InvalidArgument, Reason::JoinInvalid, message, None);
-        let first = first.map_err(|_| invalid("no request came within 10 s"))??;
+        let first = first.map_err(|_| invalid("no request came in time"))??;
         let Some(pb::join_frame::Frame::Request(request)) = first.and_then(|frame| frame.frame) else {
             return Err(invalid("the first frame must be the request"));
         };
@@ -283,6 +282,6 @@ impl pb::enrollment_server::Enrollment for Service {
         &self,
         _request: Request<pb::RenewRequest>,
     ) -> Result<Response<pb::RenewResponse>, Status> {
-        Err(self.0.refuse(Code::Unimplemented, Reason::Internal, "this gateway does not renew yet", None))
+        Err(Status::unimplemented("this gateway does not renew yet"))
     }
 }

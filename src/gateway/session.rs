@@ -1,7 +1,7 @@
 //! One session after its Hello transaction: a task that reads the node's frames and owns what goes out.
 //!
-//! It sends Welcome and the acks of the results that came with Hello at once; commands and cancellations only after
-//! the first heartbeat, since a node may refuse a Welcome. Frames that have already arrived are handled together,
+//! It sends Welcome and the acks of the results that came with Hello at once; commands and cancellations wait for
+//! the first heartbeat, the node's word that it took the Welcome. Frames that have already arrived are handled together,
 //! so that their updates share a transaction and their acks a frame. Beside it run the watch over silence and
 //! expiry, and the word of another part of the gateway that the session is over: both cut in even while a send
 //! waits for a node that does not read.
@@ -18,6 +18,7 @@ use tonic::{Code, Status, Streaming};
 
 use super::credits::Credits;
 use super::hub::{Hub, Live, SessionEnd, lock};
+use super::node_events::Batch;
 use super::store::{Applied, Deliver, Effects, StoreError};
 use super::update::Update;
 use crate::failpoint;
@@ -233,6 +234,7 @@ impl Session {
                             self.heartbeat(&beat).await?;
                             heartbeat = Some(beat.seq);
                         }
+                        Some(In::EventBatch(batch)) => self.events(batch).await?,
                         Some(In::Goodbye(goodbye)) => self.goodbye(&goodbye).await?,
                         Some(In::Hello(_)) => {
                             end = Some(SessionEnd::told(
@@ -274,13 +276,30 @@ impl Session {
         if updates.is_empty() {
             return Ok(());
         }
-        failpoint::hit(failpoint::GATEWAY_UPDATE);
+        // A crash test counts updates, however many of them happen to share a transaction.
+        let count = updates.len();
+        (0..count).for_each(|_| failpoint::hit(failpoint::GATEWAY_UPDATE));
         let (node, epoch, now) = (self.opening.node.clone(), self.live.epoch, self.hub.now());
         let effects = self.hub.store.updates(node, epoch, updates, now).await?;
-        failpoint::hit(failpoint::GATEWAY_STORED);
+        (0..count).for_each(|_| failpoint::hit(failpoint::GATEWAY_STORED));
         self.account(&effects);
         self.hub.commands_ended(&effects.ended());
         self.ack(None, effects.acks()).await
+    }
+
+    /// Stores a node's events and acks what is stored of their journal.
+    async fn events(&mut self, batch: pb::EventBatch) -> Result<(), Ended> {
+        let batch = match Batch::read(batch) {
+            Ok(batch) => batch,
+            Err(error) => {
+                tracing::warn!(node = %self.opening.node, %error, "a batch of events was ignored");
+                return Ok(());
+            }
+        };
+        let (node, now) = (self.opening.node.clone(), self.hub.now());
+        let (journal, event_seq) = self.hub.store.take_node_events(node, batch, now).await?;
+        let journal_id = journal.to_string();
+        self.send(Out::Ack(pb::Ack { journal_id, event_seq, ..Default::default() })).await
     }
 
     fn account(&mut self, effects: &Effects) {
@@ -356,7 +375,10 @@ impl Session {
         };
         self.send(Out::Command(command)).await?;
         failpoint::hit(failpoint::GATEWAY_SENT);
-        Ok(())
+        match deliver.cancel {
+            Some(body) => self.send(Out::Cancel(cancel_frame(&deliver.id, body))).await,
+            None => Ok(()),
+        }
     }
 
     async fn order(&mut self, order: pb::GatewayFrame) -> Result<(), Ended> {

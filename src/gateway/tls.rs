@@ -1,7 +1,8 @@
 //! The server's side of TLS: 1.3 only, client certificates optional (a join has none) and chained to the node CA.
 //!
-//! Expiry is not judged here: under TLS 1.3 a refusal inside TLS reaches the node as mere text, so that an expired
-//! certificate gets in and the service refuses it with a token.
+//! Expiry is not judged here. A TLS 1.3 client has finished its handshake before the server looks at its certificate,
+//! and would find a dead connection without a reason; so an expired certificate gets in, and the service refuses it
+//! with a token.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -3,7 +3,8 @@
 
 use super::command_state::State;
 use crate::model::limits::{RESULT_BYTES, TEXT_BYTES};
-use crate::model::{CommandId, Digest};
+use crate::model::reason::Use;
+use crate::model::{CommandId, Digest, Reason};
 use crate::wire::pb;
 
 /// What a node says of a command.
@@ -26,6 +27,8 @@ pub enum Said {
         reason: String,
         /// More of it.
         detail: String,
+        /// Why `busy`; absent for another reason, and for a why that this build does not know.
+        busy: Option<Reason>,
     },
     /// Known durably.
     Accepted,
@@ -80,7 +83,7 @@ impl Update {
         let reason = cut(&update.reason, 64);
         let said = match state {
             pb::CommandState::Unspecified => return Err(BadUpdate::State(update.state)),
-            pb::CommandState::Refused => Said::Refused { reason, detail: cut(&update.message, TEXT_BYTES) },
+            pb::CommandState::Refused => refused(reason, cut(&update.message, TEXT_BYTES)),
             pb::CommandState::Accepted => Said::Accepted,
             pb::CommandState::Running => Said::Running { attempt: update.attempt },
             pb::CommandState::Succeeded => Said::Ended(end(update, State::Succeeded)),
@@ -94,6 +97,12 @@ impl Update {
         };
         Ok(Self { id, body_sha256, said })
     }
+}
+
+fn refused(reason: String, detail: String) -> Said {
+    let why = Reason::from_token(&detail).filter(|why| why.used() == Use::Busy);
+    let busy = why.filter(|_| reason == Reason::Busy.token());
+    Said::Refused { reason, detail, busy }
 }
 
 fn end(update: &pb::CommandUpdate, state: State) -> End {
@@ -135,7 +144,22 @@ mod tests {
         let mut refused = update(pb::CommandState::Refused);
         refused.reason = "held".into();
         let read = Update::read(&refused).expect("read");
-        assert_eq!(read.said, Said::Refused { reason: "held".into(), detail: String::new() });
+        assert_eq!(read.said, Said::Refused { reason: "held".into(), detail: String::new(), busy: None });
+    }
+
+    #[test]
+    fn the_why_of_a_busy_is_a_token_and_nothing_that_only_begins_like_one() {
+        let busy = |reason: &str, message: &str| {
+            let mut refused = update(pb::CommandState::Refused);
+            (refused.reason, refused.message) = (reason.into(), message.into());
+            let Said::Refused { busy, .. } = Update::read(&refused).expect("read").said else { panic!() };
+            busy
+        };
+        assert_eq!(busy("busy", "credits"), Some(Reason::Credits));
+        assert_eq!(busy("busy", "journal-full"), Some(Reason::JournalFull));
+        assert_eq!(busy("busy", "credits-of-the-future"), None);
+        assert_eq!(busy("busy", "expired"), None, "a token, but no why of a busy");
+        assert_eq!(busy("invalid", "credits"), None);
     }
 
     #[test]

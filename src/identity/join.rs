@@ -172,7 +172,9 @@ fn seconds(time: &Duration) -> String {
 }
 
 fn refusal(endpoint: &Endpoint, reason: Option<Reason>, detail: &str) -> String {
-    let own = version::Range::OWN;
+    if let Some(mend) = reason.and_then(|reason| version::mend(reason, endpoint)) {
+        return mend;
+    }
     match reason {
         Some(Reason::TicketInvalid) => format!(
             "the gateway {endpoint} does not know this ticket's token; ask its control plane for a new ticket"
@@ -183,16 +185,6 @@ fn refusal(endpoint: &Endpoint, reason: Option<Reason>, detail: &str) -> String 
         Some(Reason::TicketUsed) => {
             "the ticket has been used up by other machines; ask the control plane for a new one".into()
         }
-        Some(Reason::ProtocolTooOld) => format!(
-            "this bcd is too old for the gateway {endpoint}: it speaks protocol versions {} to {}; install a newer bcd",
-            own.min(),
-            own.max()
-        ),
-        Some(Reason::ProtocolTooNew) => format!(
-            "this bcd is too new for the gateway {endpoint}: it speaks protocol versions {} to {}; upgrade the gateway first",
-            own.min(),
-            own.max()
-        ),
         Some(reason) => format!("the gateway {endpoint} refuses the join: {detail} ({reason})"),
         None => format!("the gateway {endpoint} refuses the join: {detail}"),
     }

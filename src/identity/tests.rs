@@ -145,3 +145,33 @@ fn a_pending_join_reads_back() {
     pending.write(&fixture.dir).unwrap();
     assert_eq!(Pending::read(&fixture.dir).unwrap(), Some(pending));
 }
+
+#[test]
+fn an_identity_file_that_cannot_be_written_is_told_with_its_path_and_leaves_the_old_one_whole() {
+    use crate::write_fault::{Point, arm};
+    let fixture = joined();
+    let before = std::fs::read(fixture.identity()).unwrap();
+    let mut changed = fixture.stored.clone();
+    changed.generation = 2;
+    for point in Point::STATE {
+        for (errno, hint) in
+            [(5, ""), (28, "free some space"), (122, "free some space"), (30, "remount"), (24, "")]
+        {
+            let fault = arm(&fixture.state(), point, errno);
+            let error = changed.write(&fixture.dir).unwrap_err();
+            let text = format!("{error} {:?}", std::error::Error::source(&error));
+            assert!(text.contains(hint) && text.contains(&*fixture.state().to_string_lossy()), "{text}");
+            let key = NodeKey::generate().unwrap();
+            // A key is a new file: it is never renamed.
+            if point != Point::StateRename {
+                key.store(&fixture.dir).unwrap_err();
+            }
+            drop(fault);
+            // The rename of the last point had happened, and only its durability is not known.
+            let now = std::fs::read(fixture.identity()).unwrap();
+            assert!(now == before || point == Point::StateDirSync, "{}: {errno}", point.name());
+            fixture.stored.write(&fixture.dir).unwrap();
+            assert_eq!(fixture.load().unwrap().generation, 1);
+        }
+    }
+}

@@ -1,7 +1,9 @@
-//! Begun records: one small file a command that may not run twice, beside the journal, made before its effect.
+//! Begun records: one small file beside the journal for each command that may not run twice, and for each program,
+//! made before the effect.
 //!
 //! A copy of journal.db restored alone forgets that a command ran. The record does not: it is created with O_EXCL,
-//! so that a second start of the same command meets it, and it lives as long as the command's tombstone.
+//! so that a second start of the same command meets it, and it lives as long as the command's tombstone. That of a
+//! program also says who supervises it, so that the next daemon finds it again.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -16,9 +18,10 @@ use super::durable::Durable;
 use super::record::Running;
 use crate::failpoint;
 use crate::model::{BootId, CommandId, Digest, JournalId, ServerTime};
+use crate::write_fault::{self, Point};
 
-/// A record is under 1 KiB: ids of 128 bytes, a digest, a few numbers.
-const RECORD_BYTES: u64 = 4096;
+/// A record has ids of 128 bytes, a digest, a few numbers, and the paths of at most five control groups.
+const RECORD_BYTES: u64 = 32 << 10;
 
 /// What a record says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +43,26 @@ pub struct Record {
     /// The boot that it began in; absent in records of builds that did not say.
     #[serde(default)]
     pub boot_id: Option<BootId>,
+    /// Whether it may run twice: then a record forbids its own attempt alone.
+    #[serde(default)]
+    pub retry_safe: bool,
+    /// Who carries it out, where that is a process of its own.
+    #[serde(default)]
+    pub supervisor: Option<Supervisor>,
+}
+
+/// A process that carries a command out and outlives the daemon.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Supervisor {
+    /// Its pid; it means nothing without the two that follow.
+    pub pid: i32,
+    /// When the kernel started it: clock ticks since the boot.
+    pub start: u64,
+    /// The boot.
+    pub boot_id: BootId,
+    /// Control groups that hold what it started.
+    #[serde(default)]
+    pub groups: Vec<PathBuf>,
 }
 
 /// Proof that the record is durable, so that the effect may start.
@@ -69,15 +92,71 @@ pub enum BegunError {
     },
 }
 
+impl BegunError {
+    /// The kernel's word, where that was it.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Io { source, .. } => source.raw_os_error(),
+            Self::AlreadyExists { .. } => None,
+        }
+    }
+}
+
 /// The directory of the records.
 pub(super) fn dir(state: &Path) -> PathBuf {
     state.join("begun")
 }
 
 // An id has only letters, digits and `. _ : -`, begins with a letter or digit and is at most 128 bytes: a safe
-// file name. The attempt is no part of it: what may not run twice has no second attempt under any journal.
-fn path_of(state: &Path, id: &CommandId) -> PathBuf {
-    dir(state).join(format!("{id}.json"))
+// file name. The attempt is no part of it where the command may not run twice: it has no second attempt under any
+// journal.
+pub(super) fn names_of(id: &CommandId, attempt: u32) -> [String; 2] {
+    [format!("{id}.json"), format!("{id}~{attempt}.json")]
+}
+
+impl Record {
+    /// The record of a command that is about to start, without its supervisor.
+    pub fn of(journal_id: &JournalId, running: &Durable<Running>) -> Self {
+        let command = running.command.command();
+        Self {
+            id: command.header.id.clone(),
+            body_sha256: command.body_sha256,
+            kind: command.header.kind.clone(),
+            attempt: running.attempt,
+            journal_id: journal_id.clone(),
+            not_after: command.header.not_after,
+            started: running.started,
+            retry_safe: running.command.retry_safe(),
+            supervisor: None,
+            boot_id: None,
+        }
+    }
+
+    /// Its file's name, in the directory of the records and in that of the outcomes.
+    pub(super) fn name(&self) -> String {
+        let [once, attempt] = names_of(&self.id, self.attempt);
+        if self.retry_safe { attempt } else { once }
+    }
+
+    /// Creates the record and makes it durable. Blocks.
+    ///
+    /// # Errors
+    /// See [`BegunError`]; in any case the effect must not start now. After an `Io` it may be tried again.
+    pub fn create(&self, state: &Path) -> Result<Begun, BegunError> {
+        write(state, self)
+    }
+
+    /// Whether the record exists, whole or not. Blocks.
+    ///
+    /// # Errors
+    /// Nobody knows.
+    pub fn exists(&self, state: &Path) -> io::Result<bool> {
+        match dir(state).join(self.name()).symlink_metadata() {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 impl Begun {
@@ -91,18 +170,7 @@ impl Begun {
         boot_id: &BootId,
         running: &Durable<Running>,
     ) -> Result<Self, BegunError> {
-        let command = running.command.command();
-        let record = Record {
-            id: command.header.id.clone(),
-            body_sha256: command.body_sha256,
-            kind: command.header.kind.clone(),
-            attempt: running.attempt,
-            journal_id: journal_id.clone(),
-            not_after: command.header.not_after,
-            started: running.started,
-            boot_id: Some(boot_id.clone()),
-        };
-        write(state, &record)
+        Record { boot_id: Some(boot_id.clone()), ..Record::of(journal_id, running) }.create(state)
     }
 
     /// Where the record lies.
@@ -112,18 +180,20 @@ impl Begun {
 }
 
 fn write(state: &Path, record: &Record) -> Result<Begun, BegunError> {
-    let path = path_of(state, &record.id);
+    let path = dir(state).join(record.name());
     let failed = |action| {
         let path = path.clone();
         move |source| BegunError::Io { action, path, source }
     };
     let text = serde_json::to_vec(record).map_err(io::Error::other).map_err(failed("encode"))?;
-    let opened = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-        .open(&path);
+    let opened = write_fault::check(Point::BegunCreate, &path).and_then(|()| {
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+            .open(&path)
+    });
     let mut file = match opened {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -131,11 +201,16 @@ fn write(state: &Path, record: &Record) -> Result<Begun, BegunError> {
         }
         Err(source) => return Err(failed("create")(source)),
     };
-    let synced = file.write_all(&text).and_then(|()| {
+    let mut sync = || {
+        write_fault::check(Point::BegunWrite, &path)?;
+        file.write_all(&text)?;
         failpoint::hit(failpoint::BEGUN_CREATED);
+        write_fault::check(Point::BegunSync, &path)?;
         file.sync_all()?;
+        write_fault::check(Point::BegunDirSync, &path)?;
         sync_dir(&dir(state))
-    });
+    };
+    let synced = sync();
     if let Err(source) = synced {
         // Ours, and without an effect: away with it, so that the next try makes a new file with a sync of its own.
         // Should it stay, it costs one `interrupted`, never a second run.
@@ -171,11 +246,12 @@ pub(super) fn read_all(state: &Path) -> io::Result<Records> {
     for entry in entries {
         let path = entry?.path();
         match read(&path)? {
-            Some(record) if path_of(state, &record.id) == path => records.whole.push(record),
+            Some(record) if dir(state).join(record.name()) == path => records.whole.push(record),
             _ => records.unreadable.push(path),
         }
     }
-    records.whole.sort_by(|a, b| a.id.cmp(&b.id));
+    records.whole.extend(super::ended::without_begun(state)?);
+    records.whole.sort_by(|a, b| (&a.id, a.attempt).cmp(&(&b.id, b.attempt)));
     Ok(records)
 }
 
@@ -188,6 +264,11 @@ pub fn journals(state: &Path) -> io::Result<BTreeSet<JournalId>> {
 }
 
 fn read(path: &Path) -> io::Result<Option<Record>> {
+    Ok(read_file(path, RECORD_BYTES)?.and_then(|text| serde_json::from_slice(&text).ok()))
+}
+
+/// A regular file's bytes, of at most `limit`; absent when it is another thing or longer.
+pub(super) fn read_file(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
     // O_NONBLOCK: opening a FIFO that somebody put there must not wait for its other end.
     let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
     let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
@@ -199,14 +280,19 @@ fn read(path: &Path) -> io::Result<Option<Record>> {
         return Ok(None);
     }
     let mut text = Vec::new();
-    file.take(RECORD_BYTES).read_to_end(&mut text)?;
-    Ok(serde_json::from_slice(&text).ok())
+    file.take(limit + 1).read_to_end(&mut text)?;
+    Ok((text.len() as u64 <= limit).then_some(text))
 }
 
-/// Removes the record of a command, if there is one.
-pub(super) fn remove(state: &Path, id: &CommandId) -> io::Result<()> {
-    match std::fs::remove_file(path_of(state, id)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+/// Removes the records of a command up to this attempt, if there are any, and what its supervisor wrote.
+pub(super) fn remove(state: &Path, id: &CommandId, attempt: u32) -> io::Result<()> {
+    for dir in [super::ended::dir(state), dir(state)] {
+        for name in names_of(id, attempt).into_iter().flat_map(|name| [format!(".{name}.tmp"), name]) {
+            match std::fs::remove_file(dir.join(name)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
     }
+    Ok(())
 }

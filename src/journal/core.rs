@@ -4,36 +4,76 @@
 //! commit: two deliveries of one id see each other, and a job that fails takes no neighbour with it.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rusqlite::Connection;
 use rusqlite::config::DbConfig;
 use tokio::sync::{oneshot, watch};
 
-use super::error::{WriteError, is_failed_sync};
+use super::error::{WriteError, failed_sync, is_failed_sync, system_errno};
+use super::events::{EventCounts, PendingEvents};
 use super::faults::{At, Faults};
 use super::lazy::Lazy;
 use super::lock::Lock;
+use super::rescue::{self, Failed, Identity};
+use super::room::Room;
 use super::rows;
+use super::trouble::{Source, Trouble, Troubles};
+use crate::clock::{Clock, SystemClock};
 use crate::failpoint;
-use crate::model::{BootId, CommandId, Incarnation, JournalId, ServerTime};
+use crate::model::{BootId, CommandId, Incarnation, JournalId, Reason, ServerTime};
+use crate::write_fault::{self, Point};
 
 /// What the handles read without asking the writer.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) journal_id: JournalId,
-    pub(super) birth: Option<ServerTime>,
+    /// As of the last commit.
+    pub(super) named: Mutex<Arc<Named>>,
+    /// Events as of the last commit.
+    pub(super) pending: watch::Sender<PendingEvents>,
     pub(super) last_epoch: AtomicU64,
     /// Commits that wrote something: what group commit saves is seen here.
     pub(super) commits: AtomicU64,
-    /// True once a sync has failed.
-    pub(super) failed: watch::Sender<bool>,
+    /// Why nothing more is written; absent while all is well.
+    pub(super) failed: watch::Sender<Option<Failed>>,
+    pub(super) troubles: Troubles,
+    pub(super) room: Room,
 }
 
-/// Counts that must be put back when what they count is rolled back.
-#[derive(Debug, Clone, Copy)]
+impl Shared {
+    pub(super) fn named(&self) -> Arc<Named> {
+        Arc::clone(&self.named.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// What a commit has made true.
+    fn publish(&self, counters: &Counters) {
+        *self.named.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&counters.named);
+        let now = counters.events.pending();
+        self.pending.send_if_modified(|pending| std::mem::replace(pending, now) != now);
+    }
+}
+
+/// What a journal is called; an old copy is called anew.
+#[derive(Debug)]
+pub(super) struct Named {
+    pub(super) id: JournalId,
+    pub(super) birth: Option<ServerTime>,
+    /// The highest event number that can have been sent under this id.
+    pub(super) sent: AtomicU64,
+}
+
+impl Named {
+    pub(super) fn new(id: JournalId, birth: Option<ServerTime>, sent: u64) -> Arc<Self> {
+        Arc::new(Self { id, birth, sent: sent.into() })
+    }
+}
+
+/// What is kept in memory of the tables, and must be put back when the tables are rolled back.
+#[derive(Debug, Clone)]
 pub(super) struct Counters {
+    pub(super) named: Arc<Named>,
+    pub(super) events: EventCounts,
     /// Commands whose result is owed or to come.
     pub(super) owed: u64,
 }
@@ -53,6 +93,10 @@ pub(super) struct Core {
     /// Commands that an older incarnation left and no delivery has taken up.
     pub(super) left: Vec<CommandId>,
     pub(super) faults: Faults,
+    /// Stamps events.
+    pub(super) clock: Arc<dyn Clock>,
+    /// The file that is open; absent where it is not the kernel's.
+    pub(super) open: Option<Identity>,
     // Last: the lock goes when the connection is closed.
     pub(super) _lock: Lock,
 }
@@ -101,21 +145,65 @@ impl<T: Send, F: FnOnce(&mut Core) -> rusqlite::Result<T> + Send> Job for Call<T
 }
 
 impl Core {
-    fn poisoned(&self) -> bool {
+    fn poisoned(&self) -> Option<Failed> {
         *self.shared.failed.borrow()
+    }
+
+    /// Nothing more is written by this process, its last checkpoint included.
+    fn poison(&self, failed: Failed) {
+        tracing::error!("{}", failed.detail());
+        if let Err(error) = self.conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true) {
+            tracing::warn!(%error, "the last checkpoint cannot be prevented");
+        }
+        self.shared
+            .troubles
+            .set(Source::Journal, Trouble { why: Reason::IoError, detail: failed.detail().into() });
+        self.shared.failed.send_replace(Some(failed));
+    }
+
+    /// Ends the journal when its file was taken away, and puts it back for the next process.
+    fn look_for_file(&self) {
+        if self.open.is_none_or(|open| !rescue::displaced(&self.db, open)) {
+            return;
+        }
+        let rescued = rescue::put_back(&self.conn, &self.db, SystemClock.wall_ms() / 1000);
+        if let Err(error) = &rescued {
+            tracing::error!(error = format!("{error:#}"), "journal.db is gone and cannot be put back");
+        }
+        self.poison(Failed::Displaced { rescued: rescued.is_ok() });
+    }
+
+    /// What the journal has in use, bytes: pages that are free again are used before the file grows.
+    pub(super) fn bytes(&self) -> rusqlite::Result<u64> {
+        let number = |sql| self.conn.prepare_cached(sql)?.query_row([], |row| rows::unsigned(row, 0));
+        let pages = number("PRAGMA page_count")?.saturating_sub(number("PRAGMA freelist_count")?);
+        let log = super::files::wal_of(&self.db).metadata().map_or(0, |meta| meta.len());
+        Ok(pages.saturating_mul(number("PRAGMA page_size")?).saturating_add(log))
+    }
+
+    /// Why no command is to be taken on, if there is a why.
+    pub(super) fn hindrance(&self) -> rusqlite::Result<Option<Reason>> {
+        let room = self.shared.room.look(self.bytes()?);
+        if let Some(trouble) = &room {
+            self.shared.troubles.set(Source::Room, trouble.clone());
+        }
+        let files = || self.shared.troubles.of(Source::Files);
+        Ok(room.or_else(files).map(|trouble| trouble.why))
     }
 
     /// Runs `jobs` and writes `lazy` in one transaction, and answers. Gives back what of `lazy` is still to be
     /// written.
     pub(super) fn run_batch(&mut self, jobs: Vec<Box<dyn Job>>, lazy: Lazy) -> Lazy {
-        if self.poisoned() {
-            jobs.into_iter().for_each(|job| job.answer(Err(WriteError::failed_sync())));
+        self.look_for_file();
+        if let Some(failed) = self.poisoned() {
+            jobs.into_iter().for_each(|job| job.answer(Err(WriteError::ended(failed))));
             return Lazy::default();
         }
-        let before = self.counters;
+        let before = self.counters.clone();
         let mut jobs: Vec<Tried> = jobs.into_iter().map(|job| (job, Ok(()))).collect();
         let left = match self.transaction(&mut jobs, &lazy) {
             Ok(lazy_written) => {
+                self.shared.publish(&self.counters);
                 if lazy_written && lazy.has_acks() {
                     failpoint::hit(failpoint::TOMBSTONE);
                 }
@@ -147,6 +235,7 @@ impl Core {
         self.commit()?;
         if self.conn.total_changes() > changes {
             self.shared.commits.fetch_add(1, Ordering::Relaxed);
+            self.shared.troubles.clear(Source::Journal);
         }
         Ok(lazy_written)
     }
@@ -156,7 +245,7 @@ impl Core {
         &mut self,
         work: impl FnOnce(&mut Self) -> rusqlite::Result<()>,
     ) -> rusqlite::Result<Result<(), WriteError>> {
-        let before = self.counters;
+        let before = self.counters.clone();
         self.execute("SAVEPOINT job")?;
         match self.faults.check(At::Statement).and_then(|()| work(self)) {
             Ok(()) => {
@@ -179,6 +268,7 @@ impl Core {
 
     fn commit(&mut self) -> rusqlite::Result<()> {
         self.faults.check(At::Commit)?;
+        write_fault::check(Point::JournalSync, &self.db).map_err(|error| failed_sync(&error))?;
         self.execute("COMMIT")
     }
 
@@ -196,11 +286,19 @@ impl Core {
 
     /// The words for those who wait; a failed sync is the last thing that this process writes.
     fn judge(&self, error: &rusqlite::Error) -> WriteError {
-        if is_failed_sync(error) {
-            tracing::error!(%error, "a sync of the journal failed: nothing more is written by this process");
-            self.shared.failed.send_replace(true);
+        let judged = WriteError::of(error, system_errno(&self.conn, error));
+        // Another error is one of the operation, not of the disk.
+        if error.sqlite_error().is_some() {
+            let trouble = Trouble { why: judged.why, detail: judged.to_string() };
+            self.shared.troubles.set(Source::Journal, trouble);
         }
-        WriteError::of(error)
+        if is_failed_sync(error) {
+            tracing::error!(%error, "a sync of the journal failed");
+            self.poison(Failed::Sync);
+        } else if judged.why == Reason::Disk && self.shared.room.release() {
+            tracing::warn!("the disk is full: the reserve was given back, for the results that are owed");
+        }
+        judged
     }
 
     /// Runs `work` in a transaction of its own.
@@ -208,10 +306,11 @@ impl Core {
         &mut self,
         work: impl FnOnce(&mut Self) -> rusqlite::Result<T>,
     ) -> Result<T, WriteError> {
-        let before = self.counters;
+        let before = self.counters.clone();
         let written = self.execute("BEGIN IMMEDIATE").and_then(|()| {
             let value = work(self)?;
             self.commit()?;
+            self.shared.publish(&self.counters);
             Ok(value)
         });
         written.map_err(|error| {
@@ -230,12 +329,10 @@ impl Core {
     /// Before the connection is closed: carries the log into the file, so that a clean stop leaves one file. After a
     /// failed sync nothing is carried anywhere; the next process reads what really reached the disk.
     pub(super) fn end(&self) {
-        let result = if self.poisoned() {
-            self.conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map(|_| ())
-        } else {
-            self.conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
-        };
-        if let Err(error) = result {
+        if self.poisoned().is_some() {
+            return;
+        }
+        if let Err(error) = self.conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())) {
             tracing::warn!(%error, "the last checkpoint failed; the log is read at the next start");
         }
     }
@@ -245,9 +342,9 @@ impl Core {
         use crate::model::limits::TOMBSTONE_GRACE;
         // Bounded, so that no batch waits behind a mass of them; the rest goes with the next.
         const AT_ONCE: u32 = 256;
-        for id in rows::stale_tombstones(&self.conn, signed.minus(TOMBSTONE_GRACE), AT_ONCE)? {
+        for (id, attempt) in rows::stale_tombstones(&self.conn, signed.minus(TOMBSTONE_GRACE), AT_ONCE)? {
             // The record first: without its row it would be taken for a command of a lost journal.
-            match super::begun::remove(&self.state, &id) {
+            match super::begun::remove(&self.state, &id, attempt) {
                 Ok(()) => rows::forget(&self.conn, &id)?,
                 Err(error) => {
                     tracing::warn!(%id, %error, "a begun record cannot be removed; its tombstone stays")

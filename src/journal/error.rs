@@ -3,9 +3,12 @@
 use std::io;
 use std::path::PathBuf;
 
-use rusqlite::ErrorCode;
-use rusqlite::ffi::{SQLITE_IOERR_DIR_FSYNC, SQLITE_IOERR_FSYNC};
+use nix::errno::Errno;
+use rusqlite::ffi::{SQLITE_IOERR_DIR_FSYNC, SQLITE_IOERR_FSYNC, sqlite3_system_errno};
+use rusqlite::{Connection, ErrorCode};
 
+use super::rescue::Failed;
+use super::trouble;
 use crate::model::{Exit, NodeId, Reason};
 
 /// Why a journal cannot be opened. The file is where it was, and as it was.
@@ -155,13 +158,22 @@ pub struct WriteError {
 }
 
 impl WriteError {
-    pub(super) fn of(error: &rusqlite::Error) -> Self {
+    /// `errno` is the kernel's word behind an error of I/O, where SQLite has kept it.
+    pub(super) fn of(error: &rusqlite::Error, errno: Option<Errno>) -> Self {
         let why = match error.sqlite_error_code() {
             Some(ErrorCode::DiskFull) => Reason::Disk,
             Some(ErrorCode::ReadOnly) => Reason::ReadOnly,
+            // SQLite calls a passed quota, and a file system that was remounted, an error of I/O as any other.
+            Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen) => {
+                errno.map_or(Reason::IoError, trouble::why)
+            }
             _ => Reason::IoError,
         };
-        Self { why, detail: error.to_string() }
+        let detail = match errno {
+            Some(errno) => format!("{error}: {}", errno.desc()),
+            None => error.to_string(),
+        };
+        Self { why, detail }
     }
 
     pub(super) fn stopping() -> Self {
@@ -172,11 +184,8 @@ impl WriteError {
         Self { why: Reason::IoError, detail: "the journal's writer has ended".into() }
     }
 
-    pub(super) fn failed_sync() -> Self {
-        Self {
-            why: Reason::IoError,
-            detail: "a sync of the journal failed; the daemon must start anew".into(),
-        }
+    pub(super) fn ended(failed: Failed) -> Self {
+        Self { why: Reason::IoError, detail: failed.detail().into() }
     }
 }
 
@@ -185,6 +194,23 @@ impl WriteError {
 pub(super) fn is_failed_sync(error: &rusqlite::Error) -> bool {
     let code = error.sqlite_error().map(|error| error.extended_code);
     matches!(code, Some(SQLITE_IOERR_FSYNC | SQLITE_IOERR_DIR_FSYNC))
+}
+
+/// The kernel's word behind an error of I/O. SQLite keeps the last one, so it is asked for such an error alone.
+#[allow(unsafe_code, reason = "rusqlite has no safe call for it")]
+pub(super) fn system_errno(conn: &Connection, error: &rusqlite::Error) -> Option<Errno> {
+    let io = matches!(error.sqlite_error_code(), Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen));
+    if !io {
+        return None;
+    }
+    // SAFETY: the handle is valid as long as the connection, which is borrowed; the call only reads a number.
+    let errno = unsafe { sqlite3_system_errno(conn.handle()) };
+    (errno != 0).then(|| Errno::from_raw(errno))
+}
+
+/// As SQLite tells of a sync that fails.
+pub(super) fn failed_sync(error: &io::Error) -> rusqlite::Error {
+    rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(SQLITE_IOERR_FSYNC), Some(error.to_string()))
 }
 
 /// What calls for moving the file aside, and nothing else does: a good file holds results that are owed.

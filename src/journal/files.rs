@@ -26,6 +26,7 @@ pub(super) fn state_dir(state: &Path) -> Result<PathBuf, OpenError> {
     private_dir(state)?;
     let state = state.canonicalize().map_err(io_error("resolve", state))?;
     private_dir(&super::begun::dir(&state))?;
+    private_dir(&super::ended::dir(&state))?;
     Ok(state)
 }
 

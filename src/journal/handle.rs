@@ -3,19 +3,25 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use serde_json::json;
 use tokio::sync::{oneshot, watch};
 
 use super::core::{Call, Core, Shared};
 use super::durable::Durable;
 use super::error::WriteError;
+use super::events::{self, PendingEvents};
 use super::inspect::{self, Snapshot};
 use super::lazy::Lazy;
-use super::record::{Accepted, Running};
+use super::record::{Accepted, Reattached, Running};
+use super::rescue::Failed;
+use super::trouble::{Source, Trouble};
 use super::writer::Queue;
-use super::{Admission, Mode, Unacked, ops};
+use super::{AckOf, Admission, EventPage, Mode, Unacked, Vitals, ops};
 use crate::admission::Context;
 use crate::failpoint;
-use crate::model::{Command, CommandId, Done, JournalId, Outcome, Reason, ServerTime};
+use crate::model::{
+    Command, CommandId, Digest, Done, EventType, JournalId, NewEvent, Outcome, Reason, ServerTime,
+};
 use crate::wire::dsse::Verified;
 
 /// The writer's handle. When the last clone is dropped without [`Journal::close`], the writer ends as in a crash: what
@@ -74,14 +80,14 @@ impl Journal {
         answer.await.unwrap_or_else(|_| Err(WriteError::writer_gone()))
     }
 
-    /// Id of the file.
+    /// Its id. An old copy is given a new one.
     pub fn id(&self) -> JournalId {
-        self.shared.journal_id.clone()
+        self.shared.named().id.clone()
     }
 
-    /// Its birth.
+    /// Its birth; an old copy has none.
     pub fn birth(&self) -> Option<ServerTime> {
-        self.shared.birth
+        self.shared.named().birth
     }
 
     /// Looks up, decides (admission) and writes, as one job of the writer. This future, and those that take a command
@@ -130,10 +136,22 @@ impl Journal {
         command: Durable<Running>,
         outcome: Outcome,
     ) -> Result<Durable<Done>, (Durable<Running>, Outcome, WriteError)> {
-        match self.write_done(command.command.command(), outcome).await {
+        match self.write_done(whose(command.command.command()), outcome).await {
             Ok(done) => Ok(done),
             Err((outcome, error)) => Err((command, outcome, error)),
         }
+    }
+
+    /// Writes DONE for a command whose process outlived an older daemon.
+    ///
+    /// # Errors
+    /// Nothing was written; the outcome is given back.
+    pub async fn finish_reattached(
+        &self,
+        command: &Durable<Reattached>,
+        outcome: Outcome,
+    ) -> Result<Durable<Done>, (Outcome, WriteError)> {
+        self.write_done((command.begun.id.clone(), command.begun.body_sha256), outcome).await
     }
 
     /// Writes DONE for a command that was never started (cancelled).
@@ -145,7 +163,7 @@ impl Journal {
         command: Durable<Accepted>,
         outcome: Outcome,
     ) -> Result<Durable<Done>, (Durable<Accepted>, Outcome, WriteError)> {
-        match self.write_done(command.command.command(), outcome).await {
+        match self.write_done(whose(command.command.command()), outcome).await {
             Ok(done) => Ok(done),
             Err((outcome, error)) => Err((command, outcome, error)),
         }
@@ -153,11 +171,10 @@ impl Journal {
 
     async fn write_done(
         &self,
-        command: &Command,
+        (id, body_sha256): (CommandId, Digest),
         outcome: Outcome,
     ) -> Result<Durable<Done>, (Outcome, WriteError)> {
-        let done =
-            Arc::new(Done { id: command.header.id.clone(), body_sha256: command.body_sha256, outcome });
+        let done = Arc::new(Done { id, body_sha256, outcome });
         let job = Arc::clone(&done);
         let written = self.submit(move |core| ops::finish(core, &job.id, &job.outcome)).await;
         let done = Arc::unwrap_or_clone(done);
@@ -239,6 +256,59 @@ impl Journal {
         Ok(Unacked { results: page.into_iter().map(Durable::after_sync).collect(), next })
     }
 
+    /// Writes an event that tells of nothing else that is written.
+    ///
+    /// # Errors
+    /// It is not written.
+    pub async fn record(&self, event: NewEvent) -> Result<(), WriteError> {
+        self.submit(move |core| events::add(core, event)).await
+    }
+
+    /// Events that wait for an ack, as of the last commit; marked when that changes.
+    pub fn pending_events(&self) -> watch::Receiver<PendingEvents> {
+        self.shared.pending.subscribe()
+    }
+
+    /// Events behind `after`, oldest first, at most `max` with bodies of `max_bytes` (at least one).
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub async fn events(&self, after: u64, max: usize, max_bytes: usize) -> Result<EventPage, WriteError> {
+        let (page, more) = self.submit(move |core| events::read(core, after, max, max_bytes)).await?;
+        Ok(EventPage { events: page.into_iter().map(Durable::after_sync).collect(), more })
+    }
+
+    /// Events up to this number are on their way: an ack may name it from now on.
+    pub fn events_sent(&self, seq: u64) {
+        self.shared.named().sent.fetch_max(seq, Ordering::Relaxed);
+    }
+
+    /// What an ack of events means here. 0 acks nothing.
+    pub fn ack_of(&self, journal: &JournalId, seq: u64) -> AckOf {
+        let named = self.shared.named();
+        if named.id != *journal {
+            AckOf::AnotherJournal
+        } else if seq > named.sent.load(Ordering::Relaxed) {
+            AckOf::OldCopy
+        } else {
+            AckOf::Sent
+        }
+    }
+
+    /// Events of this journal were acked: forgotten with the next commit, within a second.
+    pub fn events_acked(&self, journal: JournalId, seq: u64) {
+        self.lazily(|lazy| lazy.events_acked(journal, seq), true);
+    }
+
+    /// It is an old copy of itself, as an ack of `gave_away` has shown: it takes the id `id`, loses its birth and
+    /// numbers its events anew; commands, results and tombstones stay. Durable when this returns.
+    ///
+    /// # Errors
+    /// Nothing was written, and the next Welcome shows it again.
+    pub async fn rename(&self, id: JournalId, gave_away: u64) -> Result<(), WriteError> {
+        self.submit(move |core| events::rename(core, id, gave_away)).await
+    }
+
     /// What stands in the journal, for people.
     ///
     /// # Errors
@@ -247,23 +317,83 @@ impl Journal {
         self.submit(|core| inspect::snapshot(&core.conn, &core.db)).await
     }
 
+    /// What the conditions are made from.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub async fn vitals(&self) -> Result<Vitals, WriteError> {
+        let owed = self.submit(|core| Ok(core.counters.owed)).await?;
+        Ok(Vitals { owed, birth: self.birth() })
+    }
+
     /// Commits so far that wrote something.
     pub fn commits(&self) -> u64 {
         self.shared.commits.load(Ordering::Relaxed)
     }
 
-    /// Returns once a sync has failed: the process is to exit, and a new one to read what really reached the disk.
-    /// Until then every call is answered `io-error`. Never returns otherwise.
-    pub async fn failed(&self) {
-        let mut failed: watch::Receiver<bool> = self.shared.failed.subscribe();
-        if failed.wait_for(|failed| *failed).await.is_err() {
-            std::future::pending().await
+    /// Returns once the journal takes no more writes, with the why: the process is to exit, and a new one to read what
+    /// the disk holds. Until then every call is answered `io-error`. Never returns otherwise.
+    pub async fn failed(&self) -> Failed {
+        let mut failed: watch::Receiver<Option<Failed>> = self.shared.failed.subscribe();
+        match failed.wait_for(Option::is_some).await.map(|failed| *failed) {
+            Ok(Some(failed)) => failed,
+            _ => std::future::pending().await,
         }
+    }
+
+    /// What hinders writes now, one of each why.
+    pub fn troubles(&self) -> Vec<Trouble> {
+        self.shared.troubles.all()
+    }
+
+    /// Returns when trouble has come or gone since the last call. For one caller.
+    pub async fn troubles_changed(&self) {
+        self.shared.troubles.changed().await;
+    }
+
+    /// A file beside the journal could not be written (or, with nothing, was): until one is, what needs one is refused.
+    pub fn file_written(&self, trouble: Option<Trouble>) {
+        match trouble {
+            Some(trouble) => self.shared.troubles.set(Source::Files, trouble),
+            None => self.shared.troubles.clear(Source::Files),
+        }
+    }
+
+    /// Counts the state directory anew. Blocks.
+    pub fn count_files(&self) {
+        self.shared.room.count();
+    }
+
+    /// Looks whether there is room again, and makes the reserve where it is missing. Blocks.
+    pub fn make_room(&self) -> Option<Trouble> {
+        self.shared.room.reserve().err()
+    }
+
+    /// Looks whether the journal's file and its room are there; with `writes`, also whether a write is taken, which
+    /// ends what stood against it.
+    ///
+    /// # Errors
+    /// A write was asked for and did not happen.
+    pub async fn look(&self, writes: bool) -> Result<(), WriteError> {
+        self.submit(move |core| {
+            if core.hindrance()?.is_none() {
+                core.shared.troubles.clear(Source::Room);
+            }
+            if writes { ops::rewrite_head(core) } else { Ok(()) }
+        })
+        .await
     }
 
     /// Writes what rides lazily, checkpoints and closes; the lock is free when it returns. Later calls fail with
     /// `stopping`.
     pub async fn close(&self) {
+        let stopped = self.submit(|core| {
+            let body = json!({ "incarnation": core.incarnation.as_str() });
+            events::add(core, NewEvent::new(EventType::DaemonStopped, body))
+        });
+        if let Err(error) = stopped.await {
+            tracing::debug!(%error, "the stop is not in the journal");
+        }
         match &*self.writer {
             Writer::Thread(queue) => {
                 if let Some(closed) = queue.close() {
@@ -280,4 +410,8 @@ impl Journal {
             }
         }
     }
+}
+
+fn whose(command: &Command) -> (CommandId, Digest) {
+    (command.header.id.clone(), command.body_sha256)
 }

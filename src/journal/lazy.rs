@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::core::Core;
 use super::rows;
 use crate::model::limits::UNACKED_RESULTS;
-use crate::model::{CommandId, ServerTime};
+use crate::model::{CommandId, JournalId, ServerTime};
 
 const ACKS_WAIT: Duration = Duration::from_secs(1);
 const TIME_WAITS: Duration = Duration::from_secs(60);
@@ -14,6 +14,8 @@ const TIME_WAITS: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct Lazy {
     acks: Vec<CommandId>,
+    /// Events of this journal up to this number.
+    events: Option<(JournalId, u64)>,
     mark: Option<ServerTime>,
     signed: Option<ServerTime>,
 }
@@ -21,12 +23,22 @@ pub(super) struct Lazy {
 impl Lazy {
     /// Adds acks. True when the writer must look at its timer anew.
     pub(super) fn acked(&mut self, mut ids: Vec<CommandId>) -> bool {
-        let first = self.acks.is_empty();
+        let first = !self.has_acks();
         // Acks come from a peer and may name anything; one that is dropped comes again with its result.
         let room = usize::try_from(UNACKED_RESULTS).unwrap_or(usize::MAX).saturating_sub(self.acks.len());
         ids.truncate(room);
         self.acks.append(&mut ids);
-        first && !self.acks.is_empty()
+        first && self.has_acks()
+    }
+
+    /// Adds an ack of events. True when the writer must look at its timer anew.
+    pub(super) fn events_acked(&mut self, journal: JournalId, seq: u64) -> bool {
+        let first = !self.has_acks();
+        match &mut self.events {
+            Some((known, acked)) if *known == journal => *acked = seq.max(*acked),
+            events => *events = Some((journal, seq)),
+        }
+        first
     }
 
     /// Notes the clocks. True when the writer must look at its timer anew.
@@ -40,11 +52,17 @@ impl Lazy {
     /// Takes back what could not be written.
     pub(super) fn put_back(&mut self, older: Self) {
         self.acked(older.acks);
+        // What has come since is of the same journal or of a newer one.
+        if let Some((journal, seq)) = older.events
+            && self.events.as_ref().is_none_or(|(known, _)| *known == journal)
+        {
+            self.events_acked(journal, seq);
+        }
         self.time(older.mark, older.signed);
     }
 
     pub(super) fn has_acks(&self) -> bool {
-        !self.acks.is_empty()
+        !self.acks.is_empty() || self.events.is_some()
     }
 
     /// How long it may wait for a commit of somebody else; absent when nothing waits.
@@ -62,6 +80,9 @@ impl Lazy {
             if rows::bury(&core.conn, id)? {
                 core.counters.owed = core.counters.owed.saturating_sub(1);
             }
+        }
+        if let Some((journal, seq)) = &self.events {
+            super::events::forget(core, journal, *seq)?;
         }
         if self.mark.is_some() || self.signed.is_some() {
             super::ops::write_time(core, self.mark, self.signed)?;

@@ -9,6 +9,8 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::libc;
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
 
 use super::error::OpenError;
 
@@ -17,6 +19,10 @@ use super::error::OpenError;
 pub(super) struct Lock {
     _file: Flock<File>,
 }
+
+/// A holder that has just taken the lock and not yet written its pid, or a dead one's pid that it has not replaced, is
+/// waited for in so many of these steps.
+const STARTS: u32 = 25;
 
 /// A journal that this very process is still closing (a simulated agent that starts again) is waited for this long.
 const OWN_CLOSE: (u32, Duration) = (200, Duration::from_millis(10));
@@ -38,7 +44,7 @@ impl Lock {
             .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
             .open(&path)
             .map_err(failed("open"))?;
-        for _ in 0..=OWN_CLOSE.0 {
+        for tried in 0..=OWN_CLOSE.0 {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(mut locked) => {
                     write_pid(&mut locked).map_err(failed("write"))?;
@@ -47,13 +53,20 @@ impl Lock {
                 Err((back, Errno::EWOULDBLOCK)) => file = back,
                 Err((_, errno)) => return Err(failed("lock")(errno.into())),
             }
-            if read_pid(&mut file) != std::process::id() {
+            let holder = read_pid(&mut file);
+            if holder != std::process::id() && (tried >= STARTS || lives(holder)) {
                 break;
             }
             std::thread::sleep(OWN_CLOSE.1);
         }
         Err(OpenError::Held { path: journal.to_owned(), pid: read_pid(&mut file) })
     }
+}
+
+/// Whether there is a process of that id, whosever it is.
+fn lives(pid: u32) -> bool {
+    let pid = i32::try_from(pid).unwrap_or(0);
+    pid > 0 && !matches!(kill(Pid::from_raw(pid), None), Err(Errno::ESRCH))
 }
 
 fn write_pid(file: &mut File) -> io::Result<()> {

@@ -1,14 +1,16 @@
 //! The node's only memory of what it owes: one SQLite file, one writer thread, one sync for many commands.
 //!
 //! Submitters hand operations to the writer and wait for their own commit; whatever waits commits together. A
-//! [`Durable`] value has one maker, the writer, after its sync: a command's code can only be reached with a
+//! [`Durable`] value is made by the writer alone, once its sync is done: no command's code runs without a
 //! `Durable<Running>`, and a result leaves only as `Durable<Done>`.
 
 pub mod begun;
 mod core;
 mod disk;
 mod durable;
+pub mod ended;
 mod error;
+mod events;
 mod faults;
 mod files;
 mod handle;
@@ -19,9 +21,12 @@ mod open;
 mod ops;
 pub mod record;
 pub mod recovery;
+mod rescue;
+mod room;
 mod rows;
 mod schema;
 mod settings;
+mod trouble;
 mod unfinished;
 mod writer;
 
@@ -34,15 +39,21 @@ use std::path::PathBuf;
 
 pub use begun::{Begun, BegunError};
 pub use durable::Durable;
+pub use ended::Ended;
 pub use error::{OpenError, WriteError};
+pub use events::{EventLimits, PendingEvents};
 pub use faults::{At, Faults};
 pub use handle::Journal;
 pub use inspect::{InspectError, Snapshot};
 pub use open::Locked;
-pub use record::{Accepted, Running, State};
+pub use record::{Accepted, Reattached, Running, State};
+pub use recovery::Left;
+pub use rescue::Failed;
+pub use room::{LEAST_STATE_BYTES, Limits, RESERVE_BYTES};
+pub use trouble::{Source, Trouble, why};
 pub use unfinished::Unfinished;
 
-use crate::model::{Answer, BootId, CommandId, Done, Incarnation, JournalId, NodeId, ServerTime};
+use crate::model::{Answer, BootId, CommandId, Done, Event, Incarnation, JournalId, NodeId, ServerTime};
 
 /// How the writer runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -83,7 +94,7 @@ pub struct Facts {
     pub mark: Option<ServerTime>,
     /// Signed time.
     pub signed: Option<ServerTime>,
-    /// Epoch of the last Welcome applied; 0 for none.
+    /// The latest session's epoch; 0 before the first.
     pub last_epoch: u64,
 }
 
@@ -94,6 +105,8 @@ pub struct Recovered {
     pub interrupted: Vec<CommandId>,
     /// Commands that wait for a redelivery.
     pub waiting: Vec<CommandId>,
+    /// Commands that go on under this incarnation: somebody must wait for their ends.
+    pub reattached: Vec<Durable<Reattached>>,
     /// Results not yet acked.
     pub unacked: u64,
 }
@@ -111,6 +124,15 @@ pub enum Admission {
     Restarted(Durable<Running>),
 }
 
+/// Of an open journal, for its conditions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Vitals {
+    /// Results that are owed or to come.
+    pub owed: u64,
+    /// Its birth, when it has one.
+    pub birth: Option<ServerTime>,
+}
+
 /// A page of unacked results.
 #[derive(Debug)]
 pub struct Unacked {
@@ -118,4 +140,24 @@ pub struct Unacked {
     pub results: Vec<Durable<Done>>,
     /// Pass it as `after` for the next page; absent when this was the last one.
     pub next: Option<u64>,
+}
+
+/// A page of events.
+#[derive(Debug)]
+pub struct EventPage {
+    /// The events, in their order.
+    pub events: Vec<Durable<Event>>,
+    /// Whether more stood behind them.
+    pub more: bool,
+}
+
+/// What an ack of events means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AckOf {
+    /// Of this journal, and sent: it may be forgotten.
+    Sent,
+    /// Of another journal: it forgets nothing.
+    AnotherJournal,
+    /// Of this journal and above what it can have sent: it is a copy from before that was sent.
+    OldCopy,
 }

@@ -1,26 +1,31 @@
 //! Opening: files, lock, checks, settings, schema, and the settling of what an older incarnation left.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rusqlite::Connection;
 use rusqlite::config::DbConfig;
+use serde_json::json;
 use tokio::sync::watch;
 
 use super::begun::{self, Record};
-use super::core::{Core, Counters, Shared};
+use super::core::{Core, Counters, Named, Shared};
 use super::disk::{Disk, Ground, KERNEL};
+use super::durable::Durable;
 use super::error::{OpenError, WriteError, is_corrupt};
+use super::events::{self, EventCounts, EventLimits};
 use super::faults::Faults;
 use super::lock::Lock;
-use super::record::State;
-use super::recovery::{self, Becomes, BootSays, Found};
+use super::record::{Reattached, State};
+use super::recovery::{self, Becomes, BootSays, Found, Left};
+use super::rescue::Identity;
+use super::room::{Limits, Room};
 use super::rows::{self, Row};
 use super::schema::{self, Head};
+use super::trouble::Troubles;
 use super::{Facts, Journal, Options, Recovered, files, ops, settings};
-use crate::clock::{Clock as _, SystemClock};
-use crate::model::{BootId, CommandId, JournalId, Kind, Outcome, ServerTime};
+use crate::clock::{Clock, SystemClock};
+use crate::model::{BootId, CommandId, EventType, JournalId, Kind, NewEvent, Outcome, ServerTime};
 
 /// An open, locked journal in which nothing has been recovered yet: the moment to end leftover programs.
 #[derive(Debug)]
@@ -31,6 +36,12 @@ pub struct Locked {
     conn: Connection,
     head: Head,
     faults: Faults,
+    clock: Arc<dyn Clock>,
+    event_limits: EventLimits,
+    /// Name of the corrupt file that this journal replaces.
+    moved_aside: Option<String>,
+    limits: Limits,
+    open: Option<Identity>,
     // Last: the lock goes when the connection is closed.
     lock: Lock,
 }
@@ -84,17 +95,62 @@ impl Locked {
         let db = state.join("journal.db");
         let lock = Lock::take(&state, &db)?;
         files::prepare(ground.disk, &state, &db, unix_s())?;
+        let mut moved_aside = None;
         let conn = match establish(ground, &options, &db, &new_id, birth) {
             Err(OpenError::Sqlite { source, .. }) if is_corrupt(&source) => {
                 let aside = files::move_aside(&state, &db, unix_s())?;
                 tracing::error!(error = %source, kept = %aside.display(), "the journal is corrupt and was moved aside");
+                moved_aside = aside.file_name().map(|name| name.to_string_lossy().into_owned());
                 files::prepare(ground.disk, &state, &db, unix_s())?;
                 establish(ground, &options, &db, &new_id, birth)?
             }
             other => other?,
         };
         let head = schema::head(&conn).map_err(|source| OpenError::Sqlite { path: db.clone(), source })?;
-        Ok(Self { options, state, db, conn, head, faults: Faults::default(), lock })
+        // A file in memory has no other name to be found by.
+        let open = match ground.disk.vfs() {
+            None => Some(Identity::of(&db).map_err(|source| OpenError::Io {
+                action: "look at",
+                path: db.clone(),
+                source,
+            })?),
+            Some(_) => None,
+        };
+        Ok(Self {
+            options,
+            state,
+            db,
+            conn,
+            head,
+            faults: Faults::default(),
+            clock: Arc::new(SystemClock),
+            event_limits: EventLimits::default(),
+            moved_aside,
+            limits: Limits::NONE,
+            open,
+            lock,
+        })
+    }
+
+    /// Has events stamped by this clock instead of the machine's.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Sets how many events may wait.
+    #[must_use]
+    pub fn with_event_limits(mut self, limits: EventLimits) -> Self {
+        self.event_limits = limits;
+        self
+    }
+
+    /// What bcd may take of the disk; without a word there is no budget and no reserve.
+    #[must_use]
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
     }
 
     /// Has writes fail on demand; for tests.
@@ -110,48 +166,81 @@ impl Locked {
         Facts { journal_id, birth, mark, signed, last_epoch }
     }
 
-    /// Ids of every journal under which something may have been started here: this one's, and those that the begun
-    /// records name. After a lost journal its programs bear the older id. Blocks.
+    /// What the begun records say was started here, under this journal or one that is lost. Blocks.
     ///
     /// # Errors
     /// The records cannot be read.
-    pub fn started_under(&self) -> Result<BTreeSet<JournalId>, OpenError> {
+    pub fn begun(&self) -> Result<Vec<Record>, OpenError> {
         let records = begun::read_all(&self.state).map_err(|source| OpenError::Io {
             action: "read the begun records in",
             path: begun::dir(&self.state),
             source,
         })?;
-        let ids = records.whole.into_iter().map(|record| record.journal_id);
-        Ok(ids.chain([self.head.journal_id.clone()]).collect())
+        Ok(records.whole)
     }
 
-    /// Settles every command that an older incarnation left, durably, and starts the writer. Blocks.
+    /// The id that this journal had before it was found to be an old copy: its programs bear it still.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub fn former_id(&self) -> Result<Option<JournalId>, OpenError> {
+        events::former_id(&self.conn).map_err(|source| OpenError::Sqlite { path: self.db.clone(), source })
+    }
+
+    /// Settles every command that an older incarnation left, durably, and starts the writer: [`Self::recover_with`]
+    /// where no process outlived the daemon. Blocks.
     ///
     /// # Errors
     /// A write failed.
     pub fn recover(self, signed: Option<ServerTime>) -> Result<(Journal, Recovered), WriteError> {
+        self.recover_with(signed, &mut |_| Left::Nothing)
+    }
+
+    /// Settles every command that an older incarnation left, durably, and starts the writer. `left` is asked about
+    /// the process that carries a command out. Blocks.
+    ///
+    /// # Errors
+    /// A write failed.
+    pub fn recover_with(
+        self,
+        signed: Option<ServerTime>,
+        left: &mut dyn FnMut(&Record) -> Left<Box<Outcome>>,
+    ) -> Result<(Journal, Recovered), WriteError> {
         let signed = signed.max(self.head.signed);
         let mode = self.options.mode;
-        let mut core = self.into_core().map_err(|error| WriteError::of(&error))?;
+        let moved_aside = self.moved_aside.clone();
+        let mut core = self.into_core().map_err(|error| WriteError::of(&error, None))?;
         let records = begun::read_all(&core.state)
             .map_err(|error| WriteError { why: crate::model::Reason::IoError, detail: error.to_string() })?;
         for path in &records.unreadable {
             tracing::warn!(path = %path.display(), "a begun record cannot be read; it stays and forbids its command");
         }
-        let recovered = core.run_one(|core| settle(core, &records.whole, signed))?;
+        let Settled { mut recovered, reattached } = core.run_one(|core| {
+            if let Some(kept) = moved_aside {
+                events::add(core, NewEvent::new(EventType::JournalMovedAside, json!({ "kept": kept })))?;
+            }
+            let settled = settle(core, &records.whole, signed, left)?;
+            events::add(core, started(core, &settled.recovered))?;
+            Ok(settled)
+        })?;
+        recovered.reattached = reattached.into_iter().map(Durable::after_sync).collect();
         core.left.clone_from(&recovered.waiting);
         Ok((Journal::over(core, mode)?, recovered))
     }
 
     fn into_core(self) -> rusqlite::Result<Core> {
+        let events = EventCounts::read(&self.conn, self.event_limits)?;
+        let named = Named::new(self.head.journal_id, self.head.birth, events.last());
         let shared = Shared {
-            journal_id: self.head.journal_id,
-            birth: self.head.birth,
+            named: Arc::clone(&named).into(),
+            pending: watch::Sender::new(events.pending()),
             last_epoch: self.head.last_epoch.into(),
             commits: 0.into(),
-            failed: watch::Sender::new(false),
+            failed: watch::Sender::new(None),
+            troubles: Troubles::default(),
+            room: Room::new(&self.state, self.limits),
         };
-        let counters = Counters { owed: rows::owed(&self.conn)? };
+        let counters = Counters { named, events, owed: rows::owed(&self.conn)? };
         let last_seq = rows::last_seq(&self.conn)?;
         Ok(Core {
             conn: self.conn,
@@ -164,6 +253,8 @@ impl Locked {
             last_seq,
             left: Vec::new(),
             faults: self.faults,
+            clock: self.clock,
+            open: self.open,
             _lock: self.lock,
         })
     }
@@ -205,28 +296,35 @@ fn establish(
     Ok(conn)
 }
 
+/// What recovery did, before its commit.
+#[derive(Default)]
+struct Settled {
+    recovered: Recovered,
+    reattached: Vec<Reattached>,
+}
+
+/// Asks what is left of the process that carries a command out.
+type AskLeft<'a> = &'a mut dyn FnMut(&Record) -> Left<Box<Outcome>>;
+
 /// Applies the recovery table to every row and record.
-fn settle(core: &mut Core, records: &[Record], signed: Option<ServerTime>) -> rusqlite::Result<Recovered> {
-    let mut recovered = Recovered::default();
+fn settle(
+    core: &mut Core,
+    records: &[Record],
+    signed: Option<ServerTime>,
+    left: AskLeft<'_>,
+) -> rusqlite::Result<Settled> {
+    let mut settled = Settled::default();
     ops::write_time(core, None, signed)?;
-    // Sorted by id, as they were read.
-    let record_of =
-        |id: &CommandId| records.binary_search_by(|record| record.id.cmp(id)).ok().map(|at| &records[at]);
+    // Sorted by id and attempt, as they were read: the last of an id tells of its latest attempt.
+    let record_of = |id: &CommandId| {
+        let end = records.partition_point(|record| record.id <= *id);
+        records[..end].last().filter(|record| record.id == *id)
+    };
     let passed = |not_after: ServerTime| signed.is_some_and(|signed| signed >= not_after);
     for row in rows::unfinished(&core.conn)? {
         let begun = record_of(&row.id);
-        let found = Found {
-            row: Some(row.state),
-            retry_safe: row.retry_safe,
-            begun: begun.is_some(),
-            executions: row.attempt,
-            expired: passed(row.not_after),
-            boot: boot_says(core, &row.kind, || match begun {
-                Some(record) => Ok(record.boot_id.clone()),
-                None => rows::boot_of(&core.conn, &row.id),
-            })?,
-        };
-        settle_one(core, row, found, begun, signed, &mut recovered)?;
+        let expired = passed(row.not_after);
+        settle_one(core, (row, true), begun, (expired, signed), left, &mut settled)?;
     }
     for record in records {
         if rows::find(&core.conn, &record.id)?.is_some() {
@@ -234,27 +332,33 @@ fn settle(core: &mut Core, records: &[Record], signed: Option<ServerTime>) -> ru
         }
         if passed(record.not_after.plus(crate::model::limits::TOMBSTONE_GRACE)) {
             // Its tombstone went; the crash came before the removal was durable.
-            if let Err(error) = begun::remove(&core.state, &record.id) {
+            if let Err(error) = begun::remove(&core.state, &record.id, record.attempt) {
                 tracing::warn!(id = %record.id, %error, "a begun record cannot be removed");
             }
             continue;
         }
-        let found = Found {
-            row: None,
-            retry_safe: false,
-            begun: true,
-            executions: record.attempt,
-            expired: passed(record.not_after),
-            boot: boot_says(core, &record.kind, || Ok(record.boot_id.clone()))?,
-        };
         core.counters.owed += 1;
-        settle_one(core, row_of(record), found, Some(record), signed, &mut recovered)?;
+        let latest = record_of(&record.id).unwrap_or(record);
+        let expired = passed(record.not_after);
+        settle_one(core, (row_of(latest), false), Some(latest), (expired, signed), left, &mut settled)?;
     }
     if let Some(signed) = signed {
         core.prune(signed)?;
     }
-    recovered.unacked = rows::count(&core.conn, State::Done)?;
-    Ok(recovered)
+    settled.recovered.unacked = rows::count(&core.conn, State::Done)?;
+    Ok(settled)
+}
+
+fn started(core: &Core, recovered: &Recovered) -> NewEvent {
+    let body = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "incarnation": core.incarnation.as_str(),
+        "boot_id": core.boot_id.as_str(),
+        "interrupted": recovered.interrupted.len(),
+        "waiting": recovered.waiting.len(),
+        "unacked": recovered.unacked,
+    });
+    NewEvent::new(EventType::DaemonStarted, body)
 }
 
 /// What the boot id says of a command of this kind that began, or was accepted, in the boot that `began` names.
@@ -279,7 +383,7 @@ fn row_of(record: &Record) -> Row {
         id: record.id.clone(),
         body_sha256: record.body_sha256,
         kind: record.kind.clone(),
-        retry_safe: false,
+        retry_safe: record.retry_safe,
         not_after: record.not_after,
         state: State::Running,
         attempt: record.attempt,
@@ -291,25 +395,60 @@ fn row_of(record: &Record) -> Row {
     }
 }
 
+/// Settles one command; its row stands in the journal, or is made from its record.
 fn settle_one(
     core: &mut Core,
-    row: Row,
-    found: Found,
+    (row, stands): (Row, bool),
     begun: Option<&Record>,
-    signed: Option<ServerTime>,
-    recovered: &mut Recovered,
+    (expired, signed): (bool, Option<ServerTime>),
+    left: AskLeft<'_>,
+    settled: &mut Settled,
 ) -> rusqlite::Result<()> {
+    let recovered = &mut settled.recovered;
     let id = row.id.clone();
     let attempt = row.attempt.max(begun.map_or(0, |record| record.attempt)).max(1);
     let started = row.started.or(begun.and_then(|record| record.started));
-    match recovery::becomes(found) {
+    // The record of an earlier attempt tells nothing of this one.
+    let own = begun.filter(|record| record.attempt == attempt);
+    let mut outcome = None;
+    let left = match own.map_or(Left::Nothing, left) {
+        Left::Nothing => Left::Nothing,
+        Left::Alive => Left::Alive,
+        Left::Ended(ended) => {
+            outcome = Some(*ended);
+            Left::Ended(())
+        }
+    };
+    let found = Found {
+        row: stands.then_some(row.state),
+        retry_safe: row.retry_safe,
+        begun: begun.is_some(),
+        executions: row.attempt,
+        left,
+        expired,
+        boot: boot_says(core, &row.kind, || match own {
+            Some(record) => Ok(record.boot_id.clone()),
+            None => rows::boot_of(&core.conn, &id),
+        })?,
+    };
+    let becomes = recovery::becomes(found);
+    match becomes {
         Becomes::Stays => {}
         Becomes::WaitsAccepted => recovered.waiting.push(id),
-        Becomes::WaitsRunning => {
-            if row.state == State::Accepted {
+        Becomes::WaitsRunning | Becomes::Reattached => {
+            if !stands {
+                ops::put(core, &row)?;
+                rows::set_incarnation(&core.conn, &id, "")?;
+            } else if row.state == State::Accepted {
                 rows::set_running(&core.conn, &id, attempt, started)?;
             }
-            recovered.waiting.push(id);
+            match own.filter(|_| becomes == Becomes::Reattached) {
+                Some(begun) => {
+                    rows::set_incarnation(&core.conn, &id, core.incarnation.as_str())?;
+                    settled.reattached.push(Reattached { begun: begun.clone() });
+                }
+                None => recovered.waiting.push(id),
+            }
         }
         Becomes::Expired => {
             let outcome = Outcome { finished: signed, ..ops::expired(row.not_after) };
@@ -319,10 +458,12 @@ fn settle_one(
             let outcome = Outcome { finished: signed, ..Outcome::rebooted(attempt, started) };
             ops::end(core, Row { started, ..row }, &outcome)?;
         }
-        Becomes::Interrupted => {
-            let outcome = Outcome { finished: signed, ..Outcome::interrupted(attempt, started) };
-            ops::end(core, Row { started, ..row }, &outcome)?;
-            recovered.interrupted.push(id);
+        Becomes::Ended | Becomes::Interrupted => {
+            let interrupted = Outcome { finished: signed, ..Outcome::interrupted(attempt, started) };
+            if outcome.is_none() {
+                recovered.interrupted.push(id);
+            }
+            ops::end(core, Row { started, ..row }, &outcome.unwrap_or(interrupted))?;
         }
     }
     Ok(())

@@ -3,16 +3,20 @@
 use std::sync::Arc;
 
 use rusqlite::params;
+use serde_json::json;
 
 use super::Admission;
 use super::core::Core;
 use super::durable::Durable;
+use super::events;
 use super::record::{Accepted, Running, State};
 use super::rows::{self, Row};
 use crate::admission::{self, Context, Decision, JournalFacts, Known, KnownState};
 use crate::failpoint;
 use crate::model::limits::UNACKED_RESULTS;
-use crate::model::{Answer, AnswerState, Command, CommandId, Done, Outcome, Reason, ServerTime, Terminal};
+use crate::model::{
+    Answer, AnswerState, Command, CommandId, Done, EventType, NewEvent, Outcome, Reason, ServerTime, Terminal,
+};
 use crate::wire::dsse::Verified;
 
 /// An [`Admission`] before its commit.
@@ -45,9 +49,10 @@ pub(super) fn admit(
     let row = rows::find(&core.conn, &header.id)?;
     let facts = JournalFacts {
         row: row.clone().map(|row| known(core, row)).transpose()?,
-        birth: core.shared.birth,
+        birth: core.counters.named.birth,
         // Each command in flight will need room for its result, so it is counted from its acceptance on.
-        room: row.is_some() || core.counters.owed < UNACKED_RESULTS,
+        room: row.is_some() || (core.counters.owed < UNACKED_RESULTS && !core.counters.events.are_stuck()),
+        disk: core.hindrance()?,
     };
     let answer = |state| Admitting::Answered(Answer { id: Some(header.id.clone()), body_sha256, state });
     let fresh = |state, attempt| Row {
@@ -65,7 +70,13 @@ pub(super) fn admit(
         result_seq: None,
     };
     Ok(match admission::decide(command, context, &facts) {
-        Decision::Refuse { reason, detail } => answer(AnswerState::Refused { reason, detail }),
+        Decision::Refuse { reason, detail } => {
+            if reason == Reason::CommandIdConflict {
+                let body = json!({ "id": header.id.as_str(), "body_sha256": body_sha256.to_string() });
+                events::add(core, NewEvent::new(EventType::CommandIdConflict, body))?;
+            }
+            answer(AnswerState::Refused { reason, detail })
+        }
         Decision::IsAccepted => answer(AnswerState::Accepted),
         Decision::IsRunning { attempt } => answer(AnswerState::Running { attempt }),
         Decision::Again(done) => Admitting::Ended(done),
@@ -93,10 +104,13 @@ pub(super) fn admit(
                 let attempt = attempt.saturating_add(1);
                 (written.attempt, written.started) = (attempt, context.now);
                 put(core, &written)?;
+                tell_running(core, &header.id, attempt)?;
                 failpoint::hit(failpoint::RUN_WRITTEN);
                 Admitting::Restarted(Running { command, attempt, started: context.now })
             } else {
                 put(core, &written)?;
+                let body = json!({ "id": header.id.as_str(), "kind": header.kind });
+                events::add(core, NewEvent::new(EventType::CommandAccepted, body))?;
                 failpoint::hit(failpoint::ACCEPT_WRITTEN);
                 Admitting::Accepted(Accepted { command, attempt })
             }
@@ -104,7 +118,26 @@ pub(super) fn admit(
     })
 }
 
-fn put(core: &Core, row: &Row) -> rusqlite::Result<()> {
+fn tell_running(core: &mut Core, id: &CommandId, attempt: u32) -> rusqlite::Result<()> {
+    let body = json!({ "id": id.as_str(), "attempt": attempt });
+    events::add(core, NewEvent::new(EventType::CommandRunning, body))
+}
+
+fn tell_done(core: &mut Core, id: &CommandId, outcome: &Outcome) -> rusqlite::Result<()> {
+    let mut body = json!({
+        "id": id.as_str(),
+        "attempt": outcome.attempt,
+        "state": outcome.state,
+        "effect": outcome.effect,
+    });
+    if let (Some(reason), Some(fields)) = (outcome.reason, body.as_object_mut()) {
+        fields.insert("reason".into(), reason.token().into());
+    }
+    events::add(core, NewEvent::new(EventType::CommandDone, body))
+}
+
+/// Writes a row whole, as this incarnation's.
+pub(super) fn put(core: &Core, row: &Row) -> rusqlite::Result<()> {
     rows::put(&core.conn, row, &core.incarnation, &core.boot_id)
 }
 
@@ -135,7 +168,8 @@ pub(super) fn end(core: &mut Core, mut row: Row, outcome: &Outcome) -> rusqlite:
     row.outcome = Some(outcome.clone());
     row.result_seq = Some(seq);
     put(core, &row)?;
-    rows::put_output(&core.conn, &row.id, seq, &outcome.output)
+    rows::put_output(&core.conn, &row.id, seq, &outcome.output)?;
+    tell_done(core, &row.id, outcome)
 }
 
 /// Writes RUNNING.
@@ -148,6 +182,7 @@ pub(super) fn start(
     if !rows::set_running(&core.conn, id, attempt, started)? {
         return Err(rusqlite::Error::QueryReturnedNoRows);
     }
+    tell_running(core, id, attempt)?;
     failpoint::hit(failpoint::RUN_WRITTEN);
     Ok(())
 }
@@ -158,6 +193,7 @@ pub(super) fn finish(core: &mut Core, id: &CommandId, outcome: &Outcome) -> rusq
     if !rows::set_done(&core.conn, id, seq, outcome)? {
         return Err(rusqlite::Error::QueryReturnedNoRows);
     }
+    tell_done(core, id, outcome)?;
     failpoint::hit(failpoint::DONE_WRITTEN);
     Ok(())
 }
@@ -209,6 +245,11 @@ pub(super) fn write_time(
         .prepare_cached(sql)?
         .execute(params![mark.map(|time| time.0), signed.map(|time| time.0)])
         .map(|_| ())
+}
+
+/// A write that changes nothing.
+pub(super) fn rewrite_head(core: &Core) -> rusqlite::Result<()> {
+    core.conn.prepare_cached("UPDATE journal SET last_epoch = last_epoch")?.execute([]).map(|_| ())
 }
 
 /// Writes what a Welcome brought.

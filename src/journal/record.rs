@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use rusqlite::types::{FromSql, FromSqlError, FromSqlResult, ToSql, ToSqlOutput, ValueRef};
 
+use super::begun::Record;
 use crate::admission::Admitted;
 use crate::model::ServerTime;
 
@@ -25,6 +26,14 @@ pub struct Running {
     pub attempt: u32,
     /// When it started, by the working clock.
     pub started: Option<ServerTime>,
+}
+
+/// A command whose process outlived an older daemon and that is still running. Its body is not known any more; its
+/// record says all that is needed to wait for its end.
+#[derive(Debug, Clone)]
+pub struct Reattached {
+    /// Its begun record.
+    pub begun: Record,
 }
 
 /// The state of a row, as it stands on disk.

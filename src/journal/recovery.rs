@@ -13,6 +13,8 @@ pub struct Found {
     pub begun: bool,
     /// Executions so far.
     pub executions: u32,
+    /// What is left of a process of its own.
+    pub left: Left<()>,
     /// Signed time has passed not_after.
     pub expired: bool,
     /// What the boot id says of it.
@@ -30,6 +32,17 @@ pub enum BootSays {
     OtherBoot,
 }
 
+/// What is left of the process that carried a command out; `O` is how it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left<O> {
+    /// Nothing: there was none, or it is gone without a word.
+    Nothing,
+    /// It is alive and will write how it ended.
+    Alive,
+    /// It wrote how it ended.
+    Ended(O),
+}
+
 /// What it becomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Becomes {
@@ -43,6 +56,10 @@ pub enum Becomes {
     Expired,
     /// DONE, SUCCEEDED `rebooted`: the machine has another boot since it began.
     Rebooted,
+    /// RUNNING under the new incarnation: its process is alive.
+    Reattached,
+    /// DONE, with the outcome that its process wrote.
+    Ended,
     /// DONE, FAILED `interrupted`: nobody knows how far it came.
     Interrupted,
 }
@@ -50,8 +67,14 @@ pub enum Becomes {
 /// Decides.
 pub fn becomes(found: Found) -> Becomes {
     let begun = found.begun || found.executions > 0;
+    match (found.row, found.left) {
+        (Some(State::Done | State::Tombstone), _) => return Becomes::Stays,
+        (_, Left::Ended(())) => return Becomes::Ended,
+        (_, Left::Alive) => return Becomes::Reattached,
+        (_, Left::Nothing) => {}
+    }
     let never_began = found.row == Some(State::Accepted) && !begun;
-    if found.boot == BootSays::OtherBoot && !never_began && !ended(found.row) {
+    if found.boot == BootSays::OtherBoot && !never_began {
         return Becomes::Rebooted;
     }
     match (found.row, begun, found.retry_safe, found.expired) {
@@ -65,13 +88,10 @@ pub fn becomes(found: Found) -> Becomes {
             Becomes::Interrupted
         }
         (Some(State::Running), _, false, _) | (Some(State::Accepted), true, false, _) => Becomes::Interrupted,
-        // Only what may not run twice has a record, and what a record tells of may have had its effect.
-        (None, _, _, _) => Becomes::Interrupted,
+        // What a record tells of may have had its effect.
+        (None, _, true, false) => Becomes::WaitsRunning,
+        (None, _, true, true) | (None, _, false, _) => Becomes::Interrupted,
     }
-}
-
-fn ended(row: Option<State>) -> bool {
-    matches!(row, Some(State::Done | State::Tombstone))
 }
 
 #[cfg(test)]
@@ -83,6 +103,7 @@ mod tests {
         retry_safe: false,
         begun: false,
         executions: 0,
+        left: Left::Nothing,
         expired: false,
         boot: BootSays::Nothing,
     };
@@ -164,11 +185,40 @@ mod tests {
     }
 
     #[test]
+    fn a_program_whose_supervisor_lives_stays_running_whatever_the_row_says() {
+        for row in [Some(State::Accepted), Some(State::Running), None] {
+            for (retry_safe, expired) in [(false, false), (false, true), (true, false), (true, true)] {
+                let found = Found { row, begun: true, retry_safe, expired, left: Left::Alive, ..RUNNING };
+                assert_eq!(becomes(found), Becomes::Reattached, "{found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_program_that_ended_while_no_daemon_ran_has_the_outcome_that_was_written() {
+        for row in [Some(State::Accepted), Some(State::Running), None] {
+            for (retry_safe, expired) in [(false, false), (false, true), (true, false), (true, true)] {
+                let found = Found { row, begun: true, retry_safe, expired, left: Left::Ended(()), ..RUNNING };
+                assert_eq!(becomes(found), Becomes::Ended, "{found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_record_of_a_retry_safe_program_without_a_row_waits_for_a_redelivery() {
+        let found = Found { row: None, begun: true, retry_safe: true, ..RUNNING };
+        assert_eq!(becomes(found), Becomes::WaitsRunning);
+        assert_eq!(becomes(Found { expired: true, ..found }), Becomes::Interrupted);
+    }
+
+    #[test]
     fn a_result_and_a_tombstone_stay_as_they_are() {
         for row in [State::Done, State::Tombstone] {
             for expired in [false, true] {
-                let found = Found { row: Some(row), begun: true, expired, ..RUNNING };
-                assert_eq!(becomes(found), Becomes::Stays);
+                for left in [Left::Nothing, Left::Alive, Left::Ended(())] {
+                    let found = Found { row: Some(row), begun: true, expired, left, ..RUNNING };
+                    assert_eq!(becomes(found), Becomes::Stays);
+                }
             }
         }
     }

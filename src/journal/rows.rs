@@ -161,6 +161,13 @@ pub(super) fn set_running(
     Ok(conn.prepare_cached(sql)?.execute(values)? == 1)
 }
 
+/// Says whose a running command is; empty: nobody's, so that a redelivery runs it again.
+pub(super) fn set_incarnation(conn: &Connection, id: &CommandId, incarnation: &str) -> rusqlite::Result<()> {
+    let sql = "UPDATE commands SET incarnation = ? WHERE id = ? AND state = ?";
+    conn.prepare_cached(sql)?.execute(params![incarnation, id.as_str(), State::Running])?;
+    Ok(())
+}
+
 /// The outcome without its output, which stands in `results`.
 fn encoded(outcome: &Outcome) -> rusqlite::Result<String> {
     let bare = Outcome { output: Vec::new(), message: outcome.message.clone(), ..*outcome };
@@ -212,11 +219,12 @@ pub(super) fn stale_tombstones(
     conn: &Connection,
     not_after_before: ServerTime,
     limit: u32,
-) -> rusqlite::Result<Vec<CommandId>> {
-    let sql = "SELECT id FROM commands WHERE state = 4 AND not_after_ms < ? ORDER BY not_after_ms LIMIT ?";
+) -> rusqlite::Result<Vec<(CommandId, u32)>> {
+    let sql =
+        "SELECT id, attempt FROM commands WHERE state = 4 AND not_after_ms < ? ORDER BY not_after_ms LIMIT ?";
     let mut statement: CachedStatement<'_> = conn.prepare_cached(sql)?;
     let ids = statement.query_map(params![not_after_before.0, limit], |row| {
-        parsed(0, CommandId::new(row.get::<_, String>(0)?))
+        Ok((parsed(0, CommandId::new(row.get::<_, String>(0)?))?, row.get(1)?))
     })?;
     ids.collect()
 }

@@ -11,7 +11,8 @@ use crate::model::{JournalId, NodeId, ServerTime};
 const APPLICATION_ID: i64 = 0x6263_646a;
 
 /// One step a schema version; a released one never changes.
-const MIGRATIONS: &[&str] = &["
+const MIGRATIONS: &[&str] = &[
+    "
     CREATE TABLE journal (
         one INTEGER PRIMARY KEY CHECK (one = 1),
         node_id TEXT NOT NULL,
@@ -45,7 +46,28 @@ const MIGRATIONS: &[&str] = &["
         id TEXT NOT NULL,
         output BLOB NOT NULL
     ) STRICT;
-"];
+",
+    "
+    -- What is told beside results and not yet acked.
+    CREATE TABLE events (
+        seq INTEGER PRIMARY KEY,
+        class INTEGER NOT NULL CHECK (class BETWEEN 1 AND 4),
+        type TEXT NOT NULL,
+        body TEXT NOT NULL,
+        at_ms INTEGER NOT NULL,
+        boot_id TEXT NOT NULL,
+        boot_ms INTEGER NOT NULL
+    ) STRICT;
+    -- Metrics, which go first.
+    CREATE INDEX metrics ON events (seq) WHERE class = 4;
+    -- The last number given, where no row shows it any more; the highest acked; dropped in all.
+    ALTER TABLE journal ADD COLUMN event_seq INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE journal ADD COLUMN acked_event_seq INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE journal ADD COLUMN events_dropped INTEGER NOT NULL DEFAULT 0;
+    -- The id that it had before it was found to be an old copy.
+    ALTER TABLE journal ADD COLUMN former_id TEXT;
+",
+];
 
 /// The newest schema of this build.
 pub(super) fn newest() -> i64 {

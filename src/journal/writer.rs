@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use super::core::{Core, Job};
 use super::error::WriteError;
 use super::lazy::Lazy;
+use super::rescue::Failed;
 
 /// Jobs of one commit.
 const BATCH: usize = 256;
@@ -173,7 +174,7 @@ impl Drop for Thread {
         if std::thread::panicking()
             && let Some(core) = &self.core
         {
-            core.shared.failed.send_replace(true);
+            core.shared.failed.send_replace(Some(Failed::Writer));
         }
         // The connection and the lock go before anybody hears of the end.
         self.core = None;

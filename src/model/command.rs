@@ -2,7 +2,7 @@
 //! whole body strictly later, so that an unknown field ends as REJECTED with the command's id.
 
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::ids::{BarrierId, CommandId, Digest, NodeId};
@@ -202,7 +202,7 @@ impl RebootArgs {
 }
 
 /// A program to run.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecArgs {
     /// The program (an absolute path, or a name found in PATH) and its arguments. Never a shell unless it
     /// names one.
@@ -225,6 +225,15 @@ pub struct ExecArgs {
     /// SIGTERM comes this long before SIGKILL, seconds. Absent: 10.
     #[serde(default)]
     pub grace_s: Option<u64>,
+    /// Most memory of the program and all that it starts, bytes. Absent: no limit of its own.
+    #[serde(default)]
+    pub memory_bytes: Option<u64>,
+    /// Most CPU time of all of it together, in whole CPUs. Absent: no limit of its own.
+    #[serde(default)]
+    pub cpus: Option<u32>,
+    /// Most processes and threads of all of it together. Absent: no limit of its own.
+    #[serde(default)]
+    pub tasks: Option<u32>,
     /// Head and tail kept of each output stream, bytes together. Absent: 64 KiB, which is also the most.
     #[serde(default)]
     pub output_limit: Option<u64>,
@@ -232,6 +241,9 @@ pub struct ExecArgs {
     #[serde(default)]
     pub retry_safe: bool,
 }
+
+/// Least memory limit, bytes: below it no program gets as far as its first line.
+const MIN_MEMORY_BYTES: u64 = 1 << 20;
 
 /// Longest grace between SIGTERM and SIGKILL, seconds.
 const MAX_GRACE_S: u64 = 600;
@@ -272,6 +284,12 @@ impl ExecArgs {
         }
         if self.grace_s.is_some_and(|grace| grace > MAX_GRACE_S) {
             return Err(format!("grace_s may be at most {MAX_GRACE_S}"));
+        }
+        if self.memory_bytes.is_some_and(|bytes| bytes < MIN_MEMORY_BYTES) {
+            return Err(format!("memory_bytes must be at least {MIN_MEMORY_BYTES}"));
+        }
+        if self.cpus == Some(0) || self.tasks == Some(0) {
+            return Err("cpus and tasks must be at least 1".into());
         }
         if self.output_limit.is_some_and(|limit| limit > STREAM_BYTES as u64) {
             return Err(format!("output_limit may be at most {STREAM_BYTES}"));
@@ -341,6 +359,9 @@ mod tests {
             r#"{"argv":["x"],"cwd":"tmp"}"#,
             r#"{"argv":["x"],"time_limit_s":0}"#,
             r#"{"argv":["x"],"output_limit":65537}"#,
+            r#"{"argv":["x"],"memory_bytes":1}"#,
+            r#"{"argv":["x"],"cpus":0}"#,
+            r#"{"argv":["x"],"tasks":0}"#,
             r#"{"argv":["x"],"stdin_base64":"?"}"#,
         ] {
             let command = Command::parse(body("", args)).expect("a header");

@@ -13,8 +13,21 @@ pub const RESULT_BYTES: usize = 256 << 10;
 pub const HELLO_RESULTS_BYTES: usize = 256 << 10;
 /// An id, bytes.
 pub const ID_BYTES: usize = 128;
+/// An event's body, bytes.
+pub const EVENT_BYTES: usize = 64 << 10;
+/// Bodies of one batch of events, bytes together: what may stand before a result on a slow wire.
+pub const EVENT_BATCH_BYTES: usize = 256 << 10;
+/// Events of one batch.
+pub const EVENT_BATCH: usize = 512;
 /// A text for people (message, reason detail), bytes.
 pub const TEXT_BYTES: usize = 1024;
+/// A text for people within its limit, cut at a character: a peer's own words may stand in it.
+pub fn cut_text(text: impl Into<String>) -> String {
+    let mut text = text.into();
+    text.truncate(text.floor_char_boundary(TEXT_BYTES));
+    text
+}
+
 /// Signatures in an envelope.
 pub const SIGNATURES: usize = 8;
 /// Certificates in a signature's chain.

@@ -4,6 +4,7 @@
 //! may import it; it imports none.
 
 pub mod command;
+pub mod event;
 pub mod exit;
 pub mod ids;
 pub mod kind;
@@ -14,6 +15,7 @@ pub mod strict;
 pub mod time;
 
 pub use command::{Args, ArgsError, BarrierArgs, Command, CommandHeader, ExecArgs, ProbeArgs, RebootArgs};
+pub use event::{Event, EventClass, EventType, NewEvent};
 pub use exit::Exit;
 pub use ids::{BarrierId, BootId, CommandId, Digest, Incarnation, JournalId, NodeId};
 pub use kind::{Kind, Lane, RetrySafe, Role};

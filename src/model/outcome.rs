@@ -64,7 +64,7 @@ impl Outcome {
         Self {
             state,
             reason: Some(reason),
-            message: message.into(),
+            message: super::limits::cut_text(message),
             effect: Effect::None,
             attempt: 0,
             started: None,
@@ -74,7 +74,7 @@ impl Outcome {
         }
     }
 
-    /// The end of a command whose run a dead daemon left behind: the outcome is not known and is said to be so.
+    /// The end of a command whose run a dead daemon left behind: nobody knows how far it came, so nothing else is said.
     pub fn interrupted(attempt: u32, started: Option<ServerTime>) -> Self {
         Self {
             message: "the daemon ended while the command ran; its outcome is not known".into(),

@@ -1,4 +1,4 @@
-//! Every reason token, once: what the other side branches on is a stable lower-case token, never a text.
+//! Every reason token, once. Peers decide by these words; a text beside one is for people and may change.
 //!
 //! docs/errors.md shows the same table to users; a test holds the two together.
 
@@ -13,7 +13,7 @@ pub enum Use {
     Call,
     /// In a refused or ended command.
     Command,
-    /// As the why of a `busy`.
+    /// As the why of a `busy`: the whole message beside it.
     Busy,
     /// As the reason of a Goodbye, or of a session that the node ended.
     Session,
@@ -76,7 +76,7 @@ reasons! {
     JoinInvalid, "join-invalid", Call, "the join request is malformed";
     Internal, "internal", Call, "the gateway failed; its log says how";
 
-    TimeBackwards, "time-backwards", Session, "the Welcome's time lies more than 5 minutes before the server time mark";
+    TimeBackwards, "time-backwards", Session, "the Welcome's time is over 5 minutes older than the mark that this node keeps";
     TimeAhead, "time-ahead", Session, "the Welcome's time lies after the end of the certificate that the session was opened with";
     ProtocolError, "protocol-error", Session, "the gateway sent a frame that has no place here";
     WelcomeInvalid, "welcome-invalid", Session, "a field of Welcome is missing or out of range";
@@ -89,6 +89,7 @@ reasons! {
     FrameTooLarge, "frame-too-large", Session, "a frame was larger than 4 MiB";
     DrainRequested, "drain-requested", Session, "the gateway asked the node to redial elsewhere";
     IdentityExpired, "identity-expired", Session, "the node certificate has run out by the working clock; the node does not offer it";
+    OldCopy, "old-copy", Session, "the gateway has events that this journal has not sent yet: it is an older copy of itself, takes a new id and redials";
     Stop, "stop", Session, "the daemon was asked to stop";
 
     Invalid, "invalid", Command, "the frame is malformed or over a limit";
@@ -105,13 +106,14 @@ reasons! {
     DeniedByOperator, "denied-by-operator", Command, "the kind is in [kinds] deny of bcd.toml";
     Expired, "expired", Command, "not_after has passed";
     JournalLost, "journal-lost", Command, "the journal that knew the command is lost, and the kind may not run twice";
-    StaleGeneration, "stale-generation", Command, "min_generation is above the applied generation; a newer spec is on its way";
+    StaleGeneration, "stale-generation", Command, "the command needs a desired state newer than the one applied here";
     RolloutBehind, "rollout-behind", Command, "the rollout generation is below the highest one accepted";
-    Busy, "busy", Command, "not now; the detail says why";
-    Interrupted, "interrupted", Command, "the daemon ended while the command ran; its outcome is not known";
+    Busy, "busy", Command, "not now; the message says why";
+    Interrupted, "interrupted", Command, "the daemon ended while the command ran, so nobody knows how far it came";
     ExitStatus, "exit-status", Command, "the program ended with a status other than 0";
     Signal, "signal", Command, "a signal ended the program";
     TimeLimit, "time-limit", Command, "the program ran into its time limit and was ended";
+    OutOfMemory, "out-of-memory", Command, "the program ran into its memory limit and the kernel killed it";
     CouldNotStart, "could-not-start", Command, "the program could not be started; the message has the errno";
     Rebooted, "rebooted", Command, "the machine has a new boot since the command began";
     InventoryUnknown, "inventory-unknown", Command, "the node could not look at what it holds; that is not the same as empty";

@@ -15,8 +15,8 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// Where an operator must act, or a refusal has no known reason: rare enough to be no load, soon enough to notice
 /// the mend.
 const OPERATOR: Range<Duration> = Duration::from_secs(30)..Duration::from_secs(60);
-/// An identity that every endpoint calls ended is offered again this often: one lying gateway must not take a fleet
-/// off the air.
+/// An identity that every endpoint calls ended is offered again this often: the word of a gateway that lies
+/// ends no node for good.
 const CONDEMNED: Duration = Duration::from_secs(15 * 60);
 
 /// The schedule of one node's dials.
@@ -63,11 +63,15 @@ impl Backoff {
 
     /// How long to wait after `end`.
     pub fn after(&mut self, end: &LinkEnd, rng: &mut impl Rng) -> Duration {
+        let reaction = Reaction::to(end);
+        if reaction != Reaction::Condemned {
+            self.condemned = 0;
+        }
         if let Some(pushback) = end.pushback {
             self.doublings = 0;
             return pushback;
         }
-        match Reaction::to(end) {
+        match reaction {
             Reaction::Retry => self.jitter(rng),
             Reaction::Operator => OPERATOR.start + up_to(OPERATOR.end.saturating_sub(OPERATOR.start), rng),
             Reaction::Condemned => {
@@ -197,6 +201,17 @@ mod tests {
                 let wait = Backoff::new(1).after(&end(kind, reason), &mut rng);
                 assert!(OPERATOR.contains(&wait) || wait == OPERATOR.end, "{kind:?} {reason:?}: {wait:?}");
             }
+        }
+    }
+
+    #[test]
+    fn one_endpoint_that_condemns_while_another_is_down_does_not_silence_the_node() {
+        let mut rng = StdRng::seed_from_u64(1);
+        let mut backoff = Backoff::new(2);
+        let condemned = end(EndKind::Unauthenticated, Some(Reason::CertificateRevoked));
+        for _ in 0..10 {
+            assert!(backoff.after(&condemned, &mut rng) <= FIRST, "the other endpoint is to be tried");
+            backoff.after(&end(EndKind::Lost, None), &mut rng);
         }
     }
 

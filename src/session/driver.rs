@@ -17,15 +17,16 @@ use tokio::time::Instant;
 
 use super::SessionParts;
 use super::backoff::Reaction;
+use super::events::EventFlow;
 use super::hello::hello;
 use super::machine::{Beat, Input, Intent, Machine, Now, Output, State};
 use super::outbox::Outgoing;
 use super::resend::Resend;
 use super::status::SessionStatus;
 use crate::failpoint;
-use crate::journal::Unacked;
-use crate::model::Reason;
+use crate::journal::{AckOf, EventPage, PendingEvents, Unacked};
 use crate::model::limits::HELLO_RESULTS_BYTES;
+use crate::model::{EventType, JournalId, NewEvent, Reason};
 use crate::wire::frames::{Inbound, Welcome};
 use crate::wire::link::{Endpoint, Link, LinkEnd};
 use crate::wire::pb;
@@ -48,10 +49,17 @@ pub(super) struct Driver {
     heartbeat: Option<Beat>,
     /// The epoch of a refused Welcome, recorded before the next Hello is built.
     refused_epoch: Option<u64>,
+    /// What of the journal's events this session has still to say.
+    events: EventFlow,
+    /// The journal's news of its events.
+    pending: watch::Receiver<PendingEvents>,
     outbox_ended: bool,
     opening: Pending<Opened>,
     applying: Pending<()>,
     reading: Pending<Unacked>,
+    reading_events: Pending<EventPage>,
+    /// The journal takes a new id. Outlives the session; the next Hello waits for it.
+    renaming: Pending<()>,
     /// Armed while the link's queue is full.
     flushed: Pending<()>,
     closing: Pending<()>,
@@ -62,6 +70,9 @@ enum Event {
     Opened(Opened),
     Applied,
     Read(Unacked),
+    ReadEvents(EventPage),
+    Renamed,
+    News,
     Frame(Result<pb::GatewayFrame, LinkEnd>),
     Due,
     Room,
@@ -79,6 +90,7 @@ async fn done<T>(pending: &mut Pending<T>) -> T {
 impl Driver {
     pub(super) fn new(parts: SessionParts) -> Self {
         let (endpoints, not_after) = (parts.endpoints.clone(), parts.hello.cert_not_after);
+        let pending = parts.journal.pending_events();
         Self {
             machine: Machine::new(endpoints, not_after, parts.rng.clone(), Duration::ZERO),
             parts,
@@ -87,10 +99,14 @@ impl Driver {
             resend: Resend::default(),
             heartbeat: None,
             refused_epoch: None,
+            events: EventFlow::default(),
+            pending,
             outbox_ended: false,
             opening: None,
             applying: None,
             reading: None,
+            reading_events: None,
+            renaming: None,
             flushed: None,
             closing: None,
         }
@@ -120,6 +136,7 @@ impl Driver {
         let due = self.machine.due().map(|due| self.started + due);
         let frames = matches!(self.machine.state(), State::AwaitingWelcome { .. } | State::Live(_));
         let outgoing = self.live() && !self.outbox_ended && self.room() > 0;
+        let live = self.live();
         let link = &mut self.link;
         let receive = async {
             match link {
@@ -133,10 +150,14 @@ impl Driver {
             opened = done(&mut self.opening) => Event::Opened(opened),
             () = done(&mut self.applying) => Event::Applied,
             page = done(&mut self.reading) => Event::Read(page),
+            page = done(&mut self.reading_events) => Event::ReadEvents(page),
+            () = done(&mut self.renaming) => Event::Renamed,
             frame = receive => Event::Frame(frame),
             () = sleep_until(due) => Event::Due,
             () = done(&mut self.flushed) => Event::Room,
             outgoing = self.parts.outbox.next(), if outgoing => Event::Outgoing(outgoing),
+            // The journal that this session holds keeps the other end.
+            _ = self.pending.changed(), if live => Event::News,
         }
     }
 
@@ -147,10 +168,11 @@ impl Driver {
                 self.input(Input::Stop(if rebooting { Intent::Rebooting } else { Intent::Stopping }));
             }
             Event::Opened(Ok((link, resend))) => {
+                let validity = link.gateway_validity();
                 self.link = Some(link);
                 self.resend = resend;
                 self.resend.suspect(self.parts.outbox.len());
-                self.input(Input::Opened);
+                self.input(Input::Opened(validity));
             }
             Event::Opened(Err(end)) | Event::Frame(Err(end)) => self.input(Input::Ended(end)),
             Event::Applied => self.input(Input::Applied),
@@ -160,17 +182,21 @@ impl Driver {
                 Err(error) => Input::BadFrame(error),
             }),
             Event::Due => self.input(Input::Due),
-            Event::Room => {}
+            Event::ReadEvents(page) => self.events.read(page),
+            Event::Room | Event::Renamed | Event::News => {}
             Event::Outgoing(None) => self.outbox_ended = true,
             Event::Outgoing(Some(outgoing)) => self.say(outgoing),
         }
     }
 
     fn input(&mut self, input: Input) {
-        let now = Now { mono: self.started.elapsed(), working: self.parts.working.now() };
+        let working = &self.parts.working;
+        let now = Now { mono: self.started.elapsed(), working: working.now(), heard: working.heard() };
         let outputs = self.machine.handle(now, input);
         // Traffic changes nothing that the status shows; everything else may, an input without outputs too.
-        let traffic = |output: &Output| matches!(output, Output::Deliver(_) | Output::Acked(_));
+        let traffic = |output: &Output| {
+            matches!(output, Output::Deliver(_) | Output::Acked(_) | Output::EventsAcked(..))
+        };
         let changed = outputs.is_empty() || !outputs.iter().all(traffic);
         for output in outputs {
             self.perform(output);
@@ -189,7 +215,14 @@ impl Driver {
         match output {
             Output::Dial { endpoint, attempt, keep_alive } => self.open(endpoint, attempt, keep_alive),
             Output::RecordEpoch(epoch) => self.refused_epoch = Some(epoch),
-            Output::Apply(welcome) => self.apply(&welcome),
+            Output::Apply(welcome) => match self.shows_old_copy(&welcome) {
+                Some(acked) => {
+                    // The gateway has counted its epoch.
+                    self.refused_epoch = Some(welcome.epoch);
+                    self.old_copy(acked);
+                }
+                None => self.apply(&welcome),
+            },
             Output::Resume => self.log_live(),
             Output::Heartbeat(beat) => {
                 self.heartbeat = Some(beat);
@@ -203,11 +236,20 @@ impl Driver {
                 self.resend.acked(&ids);
                 self.parts.journal.acked(ids);
             }
+            Output::EventsAcked(journal, seq) => match self.parts.journal.ack_of(&journal, seq) {
+                AckOf::Sent => {
+                    self.events.acked(seq);
+                    self.parts.journal.events_acked(journal, seq);
+                }
+                AckOf::AnotherJournal => {}
+                AckOf::OldCopy => self.old_copy(seq),
+            },
             Output::Close(intent, reason) => self.close(intent, reason),
             Output::Abandon => {
                 self.forget_session();
                 self.link = None;
             }
+            Output::BadCancel(detail) => tracing::warn!(detail, "a cancellation cannot be read; ignored"),
             Output::FrameIgnored(name) => {
                 tracing::info!(
                     frame = name,
@@ -223,9 +265,30 @@ impl Driver {
         self.opening = None;
         self.applying = None;
         self.reading = None;
+        self.reading_events = None;
+        self.events = EventFlow::default();
         self.flushed = None;
         self.heartbeat = None;
         self.resend = Resend::default();
+    }
+
+    /// The sequence of a Welcome that this journal cannot have sent.
+    fn shows_old_copy(&self, welcome: &Welcome) -> Option<u64> {
+        let (journal, acked) = (welcome.journal_id.as_ref()?, welcome.acked_event_seq);
+        (self.parts.journal.ack_of(journal, acked) == AckOf::OldCopy).then_some(acked)
+    }
+
+    /// Also when the gateway lied: it costs a few refusals, and nothing runs twice.
+    fn old_copy(&mut self, acked: u64) {
+        let (journal, id) = (self.parts.journal.clone(), JournalId::random(&mut self.parts.rng));
+        tracing::error!(journal = %journal.id(), new = %id, acked, "the journal is an older copy of itself and takes a new id");
+        let rename = async move {
+            if let Err(error) = journal.rename(id, acked).await {
+                tracing::warn!(%error, "the journal keeps its id until the next Welcome");
+            }
+        };
+        self.renaming = Some(rename.boxed());
+        self.input(Input::OldCopy { acked });
     }
 
     fn open(&mut self, endpoint: Endpoint, attempt: u32, keep_alive: Duration) {
@@ -235,12 +298,18 @@ impl Driver {
         let (dialer, journal) = (Arc::clone(&self.parts.dialer), self.parts.journal.clone());
         let (facts, lanes) = (self.parts.hello.clone(), self.parts.lanes.clone());
         let refused = self.refused_epoch.take().zip(self.parts.working.now());
+        let renaming = self.renaming.take();
         let open = async move {
+            if let Some(renaming) = renaming {
+                renaming.await;
+            }
             if let Some((epoch, mark)) = refused
                 && let Err(error) = journal.welcomed(epoch, mark).await
             {
                 tracing::warn!(%error, epoch, "the epoch of a refused Welcome is not recorded");
             }
+            // Before the results: a command that ends between the two is said twice rather than not at all.
+            let running = lanes.running_ids();
             let (results, resend) = match journal.unacked(None, HELLO_RESULTS_BYTES).await {
                 Ok(page) => {
                     let resend = Resend::after_hello(&page.results, page.next);
@@ -253,7 +322,7 @@ impl Driver {
                     (Vec::new(), resend)
                 }
             };
-            let first = hello(&facts, &journal, &lanes.running_ids(), &results, attempt);
+            let first = hello(&facts, &journal, &running, &results, attempt);
             let link = dialer.open(&endpoint, first, keep_alive).await?;
             Ok((link, resend))
         };
@@ -265,16 +334,39 @@ impl Driver {
         let (journal, working) = (self.parts.journal.clone(), self.parts.working.clone());
         let lanes = self.parts.lanes.clone();
         let (epoch, time) = (welcome.epoch, welcome.server_time);
+        if welcome.journal_id.as_ref() == Some(&journal.id()) && welcome.acked_event_seq > 0 {
+            self.events.acked(welcome.acked_event_seq);
+            journal.events_acked(journal.id(), welcome.acked_event_seq);
+        }
+        let opened = self.opened(welcome);
         let (credits, upgrade_only) = (welcome.lane_credits.clone(), welcome.upgrade_required);
         let apply = async move {
             let mark = working.now().map_or(time, |now| now.max(time));
-            if let Err(error) = journal.welcomed(epoch, mark).await {
+            // Handed over together, so that one commit takes both.
+            let (welcomed, told) = tokio::join!(journal.welcomed(epoch, mark), journal.record(opened));
+            if let Err(error) = welcomed {
                 tracing::warn!(%error, epoch, "the Welcome is in force but not recorded");
+            }
+            if let Err(error) = told {
+                tracing::debug!(%error, "the opening of the session is not told");
             }
             working.welcome(time);
             lanes.set_terms(&credits, upgrade_only);
         };
         self.applying = Some(apply.boxed());
+    }
+
+    fn opened(&self, welcome: &Welcome) -> NewEvent {
+        let last_end = self.machine.last_end().map(|last| last.end.reason.map_or("-", Reason::token));
+        let mut body = serde_json::json!({
+            "gateway": welcome.gateway_id,
+            "epoch": welcome.epoch,
+            "attempt": self.machine.attempt().saturating_sub(1),
+        });
+        if let (Some(last_end), Some(fields)) = (last_end, body.as_object_mut()) {
+            fields.insert("last_end".into(), last_end.into());
+        }
+        NewEvent::new(EventType::SessionOpened, body)
     }
 
     fn log_live(&self) {

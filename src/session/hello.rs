@@ -45,6 +45,7 @@ pub(super) fn hello(
         kinds: Kind::ALL.into_iter().map(|kind| kind.name().to_owned()).collect(),
         running_command_ids: running.iter().map(ToString::to_string).collect(),
         done_results: results.iter().map(result_frame).collect(),
+        pending_events: journal.pending_events().borrow().count,
         reconnect_attempt: attempt,
         ..Default::default()
     };

@@ -3,10 +3,10 @@
 use crate::wire::pb;
 
 /// Reads it; absent where procfs does not say.
-pub(super) fn read(running_commands: usize) -> Option<pb::Load> {
+pub(crate) fn read(running_commands: usize, pending_events: u64) -> Option<pb::Load> {
     let averages = std::fs::read_to_string("/proc/loadavg").ok()?;
     let memory = std::fs::read_to_string("/proc/meminfo").ok()?;
-    parse(&averages, &memory, running_commands)
+    Some(pb::Load { pending_events, ..parse(&averages, &memory, running_commands)? })
 }
 
 fn parse(averages: &str, memory: &str, running_commands: usize) -> Option<pb::Load> {

@@ -15,10 +15,10 @@ use rand::rngs::StdRng;
 use self::live::Due;
 use super::backoff::{Backoff, Reaction};
 use super::working_clock::REWIND_ALLOWANCE;
-use crate::model::{CommandId, Reason, ServerTime};
+use crate::model::{CommandId, JournalId, Reason, ServerTime};
 use crate::wire::frames::{Delivery, FrameError, Inbound, Welcome};
-use crate::wire::link::{DIAL_DEADLINE, EndKind, Endpoint, LinkEnd};
-use crate::wire::version::Range;
+use crate::wire::link::{DIAL_DEADLINE, EndKind, Endpoint, LinkEnd, Validity};
+use crate::wire::version::{self, Range};
 
 pub use self::live::Live;
 
@@ -40,6 +40,8 @@ pub struct Now {
     pub mono: Duration,
     /// The working clock; absent before the first server time ever known.
     pub working: Option<ServerTime>,
+    /// Whether that comes from a peer of this process; else it is only a floor.
+    pub heard: bool,
 }
 
 /// What has happened.
@@ -47,8 +49,8 @@ pub struct Now {
 pub enum Input {
     /// The moment of [`Machine::due`] has come.
     Due,
-    /// The dial has succeeded and Hello is on its way.
-    Opened,
+    /// The dial has succeeded and Hello is on its way; with the validity of the gateway's certificate.
+    Opened(Option<Validity>),
     /// The dial has failed or the link has ended.
     Ended(LinkEnd),
     /// A frame came.
@@ -57,6 +59,11 @@ pub enum Input {
     BadFrame(FrameError),
     /// The Welcome is in force, and durable where the journal could be written.
     Applied,
+    /// The Welcome, or an Ack of events, has shown that the journal is an old copy of itself.
+    OldCopy {
+        /// The sequence that it named.
+        acked: u64,
+    },
     /// The daemon is to stop, and says so with this intent.
     Stop(Intent),
 }
@@ -85,10 +92,14 @@ pub enum Output {
     Deliver(Delivery),
     /// These results are stored by the control plane.
     Acked(Vec<CommandId>),
+    /// Events of this journal up to this sequence are stored by the control plane, or so it says.
+    EventsAcked(JournalId, u64),
     /// Say goodbye and end the link.
     Close(Intent, Reason),
     /// Drop the dial or the link.
     Abandon,
+    /// A Cancel that cannot be read; for the log.
+    BadCancel(String),
     /// The first frame of the session that this build does not know.
     FrameIgnored(&'static str),
     /// A session or an attempt has ended so; for the log.
@@ -147,6 +158,8 @@ pub enum State {
     AwaitingWelcome {
         /// Whose.
         endpoint: Endpoint,
+        /// When that gateway's certificate holds.
+        validity: Option<Validity>,
         /// Until when.
         deadline: Duration,
     },
@@ -266,10 +279,19 @@ impl Machine {
                 }
             }
             Input::Frame(frame) => self.frame(now, frame, &mut outputs),
-            Input::Opened => {
+            Input::OldCopy { acked } => {
+                if matches!(self.state, State::ApplyingWelcome { .. } | State::Live(_)) {
+                    let detail = format!(
+                        "the gateway has event {acked} of this journal, which was not sent yet: the journal is an \
+                         older copy and takes a new id"
+                    );
+                    self.close(now, Reason::OldCopy, detail, &mut outputs);
+                }
+            }
+            Input::Opened(validity) => {
                 if let State::Dialing { endpoint, .. } = &self.state {
                     let (endpoint, deadline) = (endpoint.clone(), now.mono + WELCOME_DEADLINE);
-                    self.enter(now, State::AwaitingWelcome { endpoint, deadline });
+                    self.enter(now, State::AwaitingWelcome { endpoint, validity, deadline });
                 }
             }
             Input::Applied => {
@@ -346,9 +368,15 @@ impl Machine {
     }
 
     /// The attempt or the session is over; nobody is told.
-    fn ended(&mut self, now: Now, end: LinkEnd, outputs: &mut Vec<Output>) {
-        if matches!(self.state, State::WaitingToDial { .. } | State::Stopped) {
-            return;
+    fn ended(&mut self, now: Now, mut end: LinkEnd, outputs: &mut Vec<Output>) {
+        match &self.state {
+            State::WaitingToDial { .. } | State::Stopped => return,
+            State::Dialing { endpoint, .. } | State::AwaitingWelcome { endpoint, .. } => {
+                if let Some(mend) = end.reason.and_then(|reason| version::mend(reason, endpoint)) {
+                    end.detail = format!("{mend} ({})", end.detail);
+                }
+            }
+            State::ApplyingWelcome { .. } | State::Live(_) => {}
         }
         outputs.push(Output::Abandon);
         self.wait_after(now, end, outputs);
@@ -397,11 +425,16 @@ impl Machine {
 
     fn frame(&mut self, now: Now, frame: Inbound, outputs: &mut Vec<Output>) {
         match (&mut self.state, frame) {
-            (State::AwaitingWelcome { endpoint, .. }, Inbound::Welcome(welcome)) => {
-                let endpoint = endpoint.clone();
-                self.welcome(now, endpoint, welcome, outputs);
+            (State::AwaitingWelcome { endpoint, validity, .. }, Inbound::Welcome(welcome)) => {
+                let (endpoint, validity) = (endpoint.clone(), validity.filter(|_| !now.heard));
+                if let Err((reason, detail)) = vouch(validity, welcome.server_time) {
+                    // Nothing that such a gateway says is kept, its epoch neither.
+                    self.close(now, reason, detail, outputs);
+                } else {
+                    self.welcome(now, endpoint, welcome, outputs);
+                }
             }
-            (State::AwaitingWelcome { .. }, Inbound::Delivery(_)) => {
+            (State::AwaitingWelcome { .. }, Inbound::Delivery(_) | Inbound::BadCancel(_)) => {
                 let detail = "a Command or Cancel came before Welcome".into();
                 self.close(now, Reason::ProtocolError, detail, outputs);
             }
@@ -461,6 +494,21 @@ impl Machine {
             return Err((Reason::ProtocolVersion, detail));
         }
         Ok(())
+    }
+}
+
+/// Without server time the dial could not judge the gateway's certificate; the first time that comes over it must.
+fn vouch(validity: Option<Validity>, time: ServerTime) -> Result<(), (Reason, String)> {
+    match validity {
+        Some(Validity { not_before, .. }) if time < not_before => Err((
+            Reason::TimeBackwards,
+            format!("the gateway says {time}, and its own certificate holds only from {not_before} on"),
+        )),
+        Some(Validity { not_after, .. }) if time >= not_after => Err((
+            Reason::TimeAhead,
+            format!("the gateway says {time}, and its own certificate ran out at {not_after}"),
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -5,8 +5,9 @@
 
 pub mod backoff;
 mod driver;
+mod events;
 mod hello;
-mod load;
+pub(crate) mod load;
 pub mod machine;
 pub mod outbox;
 mod resend;

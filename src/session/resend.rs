@@ -56,6 +56,11 @@ impl Resend {
         }
     }
 
+    /// Whether results that the journal holds are still to be said.
+    pub(super) fn rest_waits(&self) -> bool {
+        !self.page.is_empty() || self.owed != Read::Nothing
+    }
+
     /// A result found no room: everything unacked is read again, but what was said stays said.
     pub(super) fn missed(&mut self) {
         self.owed = Read::Behind(None);

@@ -1,9 +1,8 @@
 //! The working clock: server time as this process knows it, and signed time beside it.
 //!
-//! The working clock is the latest of the Welcome's time, the stored mark, signed time and the clock that this
-//! process already runs on, carried forward by CLOCK_BOOTTIME. A Welcome never sets it back; a signed answer alone
-//! may. Signed time is moved by verified signed documents only, so that a gateway which pushes the working clock
-//! ahead prunes nothing.
+//! Every source can only advance it: the mark found in the journal, a Welcome, the date of a verified document.
+//! Between two of them CLOCK_BOOTTIME moves it. Signed time is a second, slower clock that listens to verified
+//! documents alone; what guards against replays is kept by that one, since no gateway can hurry it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

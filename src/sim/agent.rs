@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::host::fake_machine::FakeMachine;
 use crate::identity::join::{self, JoinError, JournalOptions};
 use crate::identity::{Ticket, TicketError};
-use crate::journal::OpenError;
+use crate::journal::{Limits, OpenError};
 use crate::model::{Incarnation, NodeId};
 use crate::node::{BuildError, Node, Options};
 use crate::wire::dsse::Policy;
@@ -111,6 +111,7 @@ impl Agent {
         let options = Options {
             run_dir: None,
             wal_bytes: WAL_BYTES,
+            limits: Limits::NONE,
             ..Options::new(
                 &config,
                 Arc::clone(clock),

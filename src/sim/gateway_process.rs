@@ -121,7 +121,9 @@ impl GatewayProcess {
             .arg(&self.state)
             .args(["--listen", &format!("127.0.0.1:{}", self.port)])
             .args(["--heartbeat-interval", HEARTBEAT])
-            .stdin(Stdio::null())
+            // Nothing is ever written: the pipe ends with this process, however it ends, and the gateway with it.
+            .arg("--until-stdin-ends")
+            .stdin(Stdio::piped())
             .stdout(log()?)
             .stderr(log()?)
             // Ctrl-C at the terminal is the simulator's to handle.

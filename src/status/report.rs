@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::journal::WriteError;
 use crate::journal::inspect::Snapshot;
+use crate::journal::{Vitals, WriteError};
 use crate::model::{
     CommandId, Digest, Incarnation, JournalId, Lane, NodeId, Reason, Role, ServerTime, limits,
 };
 use crate::session::{SessionState, SessionStatus};
+use crate::upkeep::Condition;
 
 /// Version of the document.
 pub const SCHEMA: u32 = 1;
@@ -70,7 +71,7 @@ pub struct Journal {
     pub id: JournalId,
     /// Its birth; absent when it has none.
     pub birth: Option<ServerTime>,
-    /// Epoch of the last Welcome applied; 0 for none.
+    /// The latest session's epoch; 0 before the first.
     pub last_epoch: u64,
     /// Commands known, not started.
     pub accepted: u64,
@@ -89,15 +90,6 @@ pub struct Certificate {
     pub not_after: ServerTime,
     /// What is left of it by server time, seconds, 0 when it has run out; absent before the first server time ever.
     pub remaining_s: Option<u64>,
-}
-
-/// A standing local fault.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Condition {
-    /// Which, as a reason token.
-    pub token: Reason,
-    /// For people.
-    pub detail: String,
 }
 
 impl Certificate {
@@ -123,14 +115,14 @@ impl Journal {
 }
 
 /// The faults that stand, given what could be read.
-pub fn conditions(journal: &Result<Journal, WriteError>, certificate: Certificate) -> Vec<Condition> {
+pub fn conditions(journal: &Result<Vitals, WriteError>, certificate: Certificate) -> Vec<(Reason, String)> {
     let mut found = Vec::new();
-    let mut say = |token: Reason, detail: String| found.push(Condition { token, detail });
+    let mut say = |token: Reason, detail: String| found.push((token, detail));
     match journal {
         Err(error) => say(error.why, error.to_string()),
         Ok(journal) => {
-            if journal.unacked >= limits::UNACKED_RESULTS {
-                say(Reason::JournalFull, format!("{} results wait for an ack", journal.unacked));
+            if journal.owed >= limits::UNACKED_RESULTS {
+                say(Reason::JournalFull, format!("{} results are owed or to come", journal.owed));
             }
             if journal.birth.is_none() {
                 say(Reason::NoBirth, Reason::NoBirth.meaning().into());
@@ -217,19 +209,11 @@ mod tests {
 
     #[test]
     fn faults_stand_as_conditions_with_their_tokens() {
-        let journal = |birth, unacked| Journal {
-            id: JournalId::new("j-1").unwrap(),
-            birth,
-            last_epoch: 0,
-            accepted: 0,
-            running: 0,
-            unacked,
-            tombstones: 0,
-        };
+        let journal = |birth, owed| Vitals { owed, birth };
         let good = Certificate::at(ServerTime(10_000), Some(ServerTime(0)));
         let past = Certificate::at(ServerTime(10_000), Some(ServerTime(20_000)));
         let tokens = |journal, certificate| -> Vec<Reason> {
-            conditions(&journal, certificate).into_iter().map(|condition| condition.token).collect()
+            conditions(&journal, certificate).into_iter().map(|(token, _)| token).collect()
         };
         assert_eq!(tokens(Ok(journal(Some(ServerTime(1)), 0)), good), []);
         assert_eq!(

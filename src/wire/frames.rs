@@ -7,9 +7,10 @@ use bytes::Bytes;
 
 use super::dsse::{Envelope, Signature};
 use super::pb;
-use crate::model::limits::{APPROVALS, CHAIN, COMMAND_BODY_BYTES, ENTRIES, ID_BYTES, SIGNATURES, TEXT_BYTES};
+use crate::model::limits::{APPROVALS, CHAIN, COMMAND_BODY_BYTES, ENTRIES, ID_BYTES, SIGNATURES, cut_text};
 use crate::model::{
-    Answer, AnswerState, CommandId, Digest, Effect, JournalId, Lane, Outcome, Reason, ServerTime, Terminal,
+    Answer, AnswerState, CommandId, Digest, Effect, Event, EventClass, JournalId, Lane, Outcome, Reason,
+    ServerTime, Terminal,
 };
 
 /// A frame from the gateway.
@@ -21,6 +22,9 @@ pub enum Inbound {
     Ack(Ack),
     /// A command or a cancellation, for the executor.
     Delivery(Delivery),
+    /// A Cancel frame that is malformed or over a limit. Nobody waits for an answer to a Cancel: it is logged, and
+    /// whoever wants the cancellation sends it again.
+    BadCancel(String),
     /// Redial elsewhere after a random time up to this.
     Drain {
         /// At most 60 s.
@@ -83,7 +87,7 @@ pub struct Welcome {
     pub server_time: ServerTime,
     /// Clamped to 1..60 s.
     pub heartbeat_interval: Duration,
-    /// Most commands in flight; an absent lane has 0.
+    /// How many commands may be in flight; a lane without a row may have none.
     pub lane_credits: BTreeMap<Lane, u32>,
     /// The journal that `acked_event_seq` speaks of; absent when empty or not an id.
     pub journal_id: Option<JournalId>,
@@ -131,7 +135,7 @@ impl TryFrom<pb::GatewayFrame> for Inbound {
             Some(Frame::Welcome(welcome)) => Self::Welcome(Box::new(read_welcome(welcome)?)),
             Some(Frame::Ack(ack)) => Self::Ack(read_ack(ack)),
             Some(Frame::Command(command)) => Self::Delivery(read_command(command)),
-            Some(Frame::Cancel(cancel)) => Self::Delivery(read_cancel(cancel)),
+            Some(Frame::Cancel(cancel)) => read_cancel(cancel),
             Some(Frame::Drain(drain)) => Self::Drain {
                 max_delay: Duration::from_millis(drain.max_delay_ms.into()).min(MAX_DRAIN),
                 reason: shown(&drain.reason),
@@ -191,7 +195,7 @@ fn read_welcome(welcome: pb::Welcome) -> Result<Welcome, FrameError> {
 fn read_ack(ack: pb::Ack) -> Ack {
     Ack {
         heartbeat_seq: (ack.heartbeat_seq != 0).then_some(ack.heartbeat_seq),
-        events: JournalId::new(ack.journal_id).ok().map(|id| (id, ack.event_seq)),
+        events: JournalId::new(ack.journal_id).ok().map(|id| (id, ack.event_seq)).filter(|(_, seq)| *seq > 0),
         // An id that cannot be one of ours names no result. The frame's own limit bounds the list.
         result_ids: ack.result_ids.into_iter().filter_map(|id| CommandId::new(id).ok()).collect(),
     }
@@ -206,43 +210,54 @@ fn read_command(command: pb::Command) -> Delivery {
     let Some(envelope) = command.envelope else {
         return malformed("a Command without an envelope".into());
     };
-    let read = |envelope| read_envelope(envelope, COMMAND_BODY_BYTES);
-    match (read(envelope), command.approvals.into_iter().map(read).collect::<Result<Vec<_>, _>>()) {
+    let approvals: Result<Vec<_>, _> = command.approvals.into_iter().map(read_envelope).collect();
+    match (read_envelope(envelope), approvals) {
         (Ok(envelope), Ok(approvals)) => Delivery::Command(CommandFrame {
             seq: command.seq,
             delivery_attempt: command.delivery_attempt,
             envelope,
             approvals,
         }),
-        (Err(detail), _) | (_, Err(detail)) => malformed(detail),
+        (Err(error), _) | (_, Err(error)) => malformed(error.to_string()),
     }
 }
 
-fn read_cancel(cancel: pb::Cancel) -> Delivery {
-    let payload = cancel.envelope.as_ref().map(|envelope| envelope.payload.clone()).unwrap_or_default();
-    let malformed = |detail: String| Delivery::Malformed { body_sha256: Digest::of(&payload), detail };
+fn read_cancel(cancel: pb::Cancel) -> Inbound {
     let Ok(command_id) = CommandId::new(cancel.command_id) else {
-        return malformed("a Cancel without a command id".into());
+        return Inbound::BadCancel("a Cancel without a command id".into());
     };
-    match cancel.envelope.map(|envelope| read_envelope(envelope, COMMAND_BODY_BYTES)) {
-        Some(Ok(envelope)) => Delivery::Cancel { command_id, envelope },
-        Some(Err(detail)) => malformed(detail),
-        None => malformed("a Cancel without an envelope".into()),
+    match cancel.envelope.map(read_envelope) {
+        Some(Ok(envelope)) => Inbound::Delivery(Delivery::Cancel { command_id, envelope }),
+        Some(Err(error)) => Inbound::BadCancel(format!("the Cancel of {command_id} has {error}")),
+        None => Inbound::BadCancel(format!("the Cancel of {command_id} has no envelope")),
     }
 }
 
-fn read_envelope(envelope: pb::Envelope, max_payload: usize) -> Result<Envelope, String> {
-    if envelope.payload.len() > max_payload {
-        return Err(format!("a body of {} bytes, at most {max_payload}", envelope.payload.len()));
+/// An envelope over a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+enum OverLimit {
+    #[error("a body of {0} bytes, at most {COMMAND_BODY_BYTES}")]
+    Body(usize),
+    #[error("{0} signatures, at most {SIGNATURES}")]
+    Signatures(usize),
+    #[error("a payload type of {0} bytes, at most {ID_BYTES}")]
+    PayloadType(usize),
+    #[error("a chain of more than {CHAIN} certificates")]
+    Chain,
+}
+
+fn read_envelope(envelope: pb::Envelope) -> Result<Envelope, OverLimit> {
+    if envelope.payload.len() > COMMAND_BODY_BYTES {
+        return Err(OverLimit::Body(envelope.payload.len()));
     }
     if envelope.signatures.len() > SIGNATURES {
-        return Err(format!("{} signatures, at most {SIGNATURES}", envelope.signatures.len()));
+        return Err(OverLimit::Signatures(envelope.signatures.len()));
     }
     if envelope.payload_type.len() > ID_BYTES {
-        return Err(format!("a payload type of {} bytes", envelope.payload_type.len()));
+        return Err(OverLimit::PayloadType(envelope.payload_type.len()));
     }
     if envelope.signatures.iter().any(|signature| signature.chain.len() > CHAIN) {
-        return Err(format!("a chain of more than {CHAIN} certificates"));
+        return Err(OverLimit::Chain);
     }
     let signature = |signature: pb::Signature| Signature {
         key_id: signature.key_id,
@@ -261,15 +276,6 @@ fn shown(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(ID_BYTES).collect()
 }
 
-/// Cut at a character, so that the text stays within the limit for texts.
-fn cut(text: &str) -> String {
-    let mut end = text.len().min(TEXT_BYTES);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text[..end].to_owned()
-}
-
 /// An answer as a frame. `detail` of a refusal goes into `message`.
 pub fn command_update(answer: &Answer) -> pb::CommandUpdate {
     let mut update = pb::CommandUpdate {
@@ -281,7 +287,7 @@ pub fn command_update(answer: &Answer) -> pb::CommandUpdate {
         AnswerState::Refused { reason, detail } => {
             update.state = pb::CommandState::Refused.into();
             update.reason = reason.token().into();
-            update.message = cut(detail);
+            update.message = cut_text(detail.as_str());
         }
         AnswerState::Accepted => update.state = pb::CommandState::Accepted.into(),
         AnswerState::Running { attempt } => {
@@ -291,6 +297,34 @@ pub fn command_update(answer: &Answer) -> pb::CommandUpdate {
         AnswerState::Done(outcome) => done_update(&mut update, outcome),
     }
     update
+}
+
+/// Events of a journal as a frame; `boot_ms` is boot time now.
+pub fn event_batch<'a>(
+    journal: &JournalId,
+    events: impl IntoIterator<Item = &'a Event>,
+    boot_ms: u64,
+) -> pb::EventBatch {
+    let one = |event: &Event| {
+        let class = match event.class {
+            EventClass::Transition => pb::EventClass::Transition,
+            EventClass::Security => pb::EventClass::Security,
+            EventClass::Log => pb::EventClass::Log,
+            EventClass::Metric => pb::EventClass::Metric,
+        };
+        let (dropped_from, dropped_to) = event.dropped.unwrap_or_default();
+        pb::Event {
+            seq: event.seq,
+            class: class.into(),
+            r#type: event.kind.clone(),
+            body: Bytes::copy_from_slice(event.body.as_bytes()),
+            at_ms: event.at_ms,
+            age_ms: event.boot_ms.map(|at| boot_ms.saturating_sub(at)),
+            dropped_from,
+            dropped_to,
+        }
+    };
+    pb::EventBatch { journal_id: journal.to_string(), events: events.into_iter().map(one).collect() }
 }
 
 fn done_update(update: &mut pb::CommandUpdate, outcome: &Outcome) {
@@ -308,7 +342,7 @@ fn done_update(update: &mut pb::CommandUpdate, outcome: &Outcome) {
     update.state = state.into();
     update.effect = effect.into();
     update.reason = outcome.reason.map(|reason| reason.token().to_owned()).unwrap_or_default();
-    update.message = cut(&outcome.message);
+    update.message = cut_text(outcome.message.as_str());
     update.attempt = outcome.attempt;
     update.started_ms = outcome.started.map_or(0, |time| time.0);
     update.finished_ms = outcome.finished.map_or(0, |time| time.0);
@@ -319,6 +353,7 @@ fn done_update(update: &mut pb::CommandUpdate, outcome: &Outcome) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::limits::TEXT_BYTES;
 
     fn welcome() -> pb::Welcome {
         pb::Welcome {
@@ -398,6 +433,23 @@ mod tests {
         assert!(malformed(command(Some(signed(SIGNATURES + 1)), 0)));
         assert!(malformed(command(Some(body(1)), APPROVALS + 1)));
         assert!(!malformed(command(Some(body(COMMAND_BODY_BYTES)), APPROVALS)));
+    }
+
+    #[test]
+    fn a_malformed_cancel_is_no_command() {
+        let cancel = |command_id: &str, envelope| {
+            let cancel = pb::Cancel { command_id: command_id.into(), envelope };
+            read(pb::gateway_frame::Frame::Cancel(cancel)).expect("never ends the session")
+        };
+        let large =
+            pb::Envelope { payload: vec![b'x'; COMMAND_BODY_BYTES + 1].into(), ..pb::Envelope::default() };
+        for bad in
+            [cancel("", Some(pb::Envelope::default())), cancel("c-1", None), cancel("c-1", Some(large))]
+        {
+            assert!(matches!(bad, Inbound::BadCancel(_)), "{bad:?}");
+        }
+        let good = cancel("c-1", Some(pb::Envelope::default()));
+        assert!(matches!(good, Inbound::Delivery(Delivery::Cancel { .. })), "{good:?}");
     }
 
     #[test]

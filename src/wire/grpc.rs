@@ -23,9 +23,9 @@ use tokio::sync::watch;
 use tonic::Status;
 use tonic::body::Body;
 
-use super::link::{EndKind, Endpoint, LinkEnd};
+use super::link::{EndKind, Endpoint, LinkEnd, Validity};
 use super::status;
-use crate::model::Reason;
+use crate::model::{Reason, ServerTime};
 
 pub use link::GrpcDialer;
 
@@ -41,7 +41,8 @@ const CONNECTION_VERDICT: Duration = Duration::from_millis(250);
 pub struct Connection {
     service: Service,
     origin: http::Uri,
-    server: Option<CertificateDer<'static>>,
+    server: CertificateDer<'static>,
+    validity: Validity,
     ended: watch::Receiver<Option<LinkEnd>>,
     task: tokio::task::AbortHandle,
 }
@@ -62,8 +63,11 @@ pub async fn connect(
     keep_alive: Duration,
 ) -> Result<Connection, LinkEnd> {
     let tls = dial::tls(endpoint, tls).await?;
-    let server =
-        tls.get_ref().1.peer_certificates().and_then(|chain| Some(chain.first()?.clone().into_owned()));
+    let server = tls.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+    // The handshake has read it already; without it the first time that this gateway tells could not be judged.
+    let (server, validity) = server
+        .and_then(|leaf| Some((leaf.clone().into_owned(), validity(leaf)?)))
+        .ok_or_else(|| unreadable(endpoint))?;
     let alert = Arc::new(OnceLock::new());
     let io = TokioIo::new(AlertWatch { inner: tls, alert: Arc::clone(&alert) });
     let (send, connection) = http2::Builder::new(TokioExecutor::new())
@@ -86,7 +90,18 @@ pub async fn connect(
     let origin = origin.map_err(|error| {
         LinkEnd::local(EndKind::Lost, Reason::DialFailed, format!("{endpoint} makes no URI: {error}"))
     })?;
-    Ok(Connection { service: Service(send), origin, server, ended, task: task.abort_handle() })
+    Ok(Connection { service: Service(send), origin, server, validity, ended, task: task.abort_handle() })
+}
+
+fn validity(leaf: &CertificateDer<'_>) -> Option<Validity> {
+    let (_, leaf) = x509_parser::parse_x509_certificate(leaf).ok()?;
+    let ms = |at: x509_parser::time::ASN1Time| ServerTime(at.timestamp().saturating_mul(1000));
+    Some(Validity { not_before: ms(leaf.validity().not_before), not_after: ms(leaf.validity().not_after) })
+}
+
+fn unreadable(endpoint: &Endpoint) -> LinkEnd {
+    let detail = format!("{endpoint} shows a certificate that cannot be read");
+    LinkEnd::local(EndKind::ServerUntrusted, Reason::DialFailed, detail)
 }
 
 impl Connection {
@@ -101,8 +116,13 @@ impl Connection {
     }
 
     /// The gateway's certificate, as it was verified.
-    pub fn server_certificate(&self) -> Option<&CertificateDer<'static>> {
-        self.server.as_ref()
+    pub fn server_certificate(&self) -> &CertificateDer<'static> {
+        &self.server
+    }
+
+    /// When that certificate holds.
+    pub fn server_validity(&self) -> Validity {
+        self.validity
     }
 
     /// How a call that ended by `status` really ended: what the peer said, or else why the connection broke.

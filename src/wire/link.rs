@@ -1,11 +1,11 @@
-//! A link: four calls (open, send, receive, close with a reason), whatever the transport.
+//! A link, whatever carries it: it is opened, frames are sent and received, and it is closed.
 
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
 use super::pb;
-use crate::model::Reason;
+use crate::model::{Reason, ServerTime};
 
 /// `host:port` of a gateway. A host may be a name, an IPv4 address or an IPv6 address in brackets.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -58,6 +58,15 @@ pub enum EndKind {
     Lost,
 }
 
+/// When a gateway's certificate holds: `not_before` is within, `not_after` is not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Validity {
+    /// From here on.
+    pub not_before: ServerTime,
+    /// Until here.
+    pub not_after: ServerTime,
+}
+
 /// The send queue is full or the link has ended; the frame is given back.
 #[derive(Debug)]
 pub struct NotSent(pub Box<pb::NodeFrame>);
@@ -69,6 +78,11 @@ pub trait Link: Send {
     /// # Errors
     /// The bounded queue is full, or the link has ended (`receive` says how).
     fn send(&mut self, frame: pb::NodeFrame) -> Result<(), NotSent>;
+
+    /// When the certificate holds that the gateway has shown; absent where the transport has none.
+    fn gateway_validity(&self) -> Option<Validity> {
+        None
+    }
 
     /// How many frames may be queued now.
     fn room(&self) -> usize;

@@ -34,8 +34,8 @@ pub enum Roots {
 
 /// The time that certificates are judged by.
 pub trait JudgeTime: Send + Sync + std::fmt::Debug {
-    /// The time, and whether it is server time. Without server time notBefore is not judged and notAfter only
-    /// against this floor (the later of build time and mark).
+    /// The time, and whether it is server time. Otherwise it is a floor (the later of build time and mark): a
+    /// certificate that had run out by then is refused, one that seems too young is not.
     fn now(&self) -> (UnixTime, bool);
 }
 

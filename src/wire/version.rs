@@ -1,7 +1,9 @@
 //! Version negotiation: a range on both sides, the highest common one wins.
 //!
-//! Each gate is a named constant with a comment that says what an absence means. A field or frame of version N is
-//! emitted only when the negotiated version is at least N.
+//! What a later version adds hides behind a gate: a constant here, which the sender compares with the negotiated
+//! version. Its comment tells the reader of an older peer's frame what to make of the gap.
+
+use std::fmt;
 
 use crate::model::Reason;
 
@@ -9,8 +11,8 @@ use crate::model::Reason;
 pub const NEWEST: u32 = 1;
 /// The lowest version that this build speaks.
 pub const MIN: u32 = 1;
-/// The highest version that this build speaks. Simulation builds carry one test version above the newest, so that
-/// the gates are exercised.
+/// The highest version that this build speaks. A simulation build goes one beyond the newest: a version that exists
+/// to have gates with something behind them.
 pub const MAX: u32 = if cfg!(feature = "fakehw") { NEWEST + 1 } else { NEWEST };
 
 /// `Heartbeat.peer_proto_max`, a diagnostic of the test version: absent means "not said" and changes nothing.
@@ -66,6 +68,28 @@ impl Range {
     }
 }
 
+/// Why a gateway and a node without a common version do not talk, and which side is to be upgraded: the gateway's
+/// words.
+pub fn no_common(reason: Reason, node: Range, gateway: Range) -> String {
+    let upgrade = if reason == Reason::ProtocolTooOld { "node" } else { "gateway" };
+    format!(
+        "the node speaks protocol versions {} to {}, the gateway {} to {}; upgrade the {upgrade}",
+        node.min, node.max, gateway.min, gateway.max
+    )
+}
+
+/// What the operator of a node does when `gateway` has refused its versions; absent for every other refusal.
+pub fn mend(reason: Reason, gateway: &impl fmt::Display) -> Option<String> {
+    let (old_or_new, mend) = match reason {
+        Reason::ProtocolTooOld => ("old", "install a newer bcd"),
+        Reason::ProtocolTooNew => ("new", "upgrade the gateway first"),
+        _ => return None,
+    };
+    Some(format!(
+        "this bcd is too {old_or_new} for the gateway {gateway}: it speaks protocol versions {MIN} to {MAX}; {mend}"
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,6 +102,17 @@ mod tests {
     fn the_highest_common_version_is_chosen() {
         assert_eq!(range(1, 3).choose(range(2, 5)), Ok(3));
         assert_eq!(range(1, 3).choose(range(1, 2)), Ok(2));
+    }
+
+    #[test]
+    fn every_pair_of_ranges_has_its_highest_common_version_or_a_side_to_upgrade() {
+        let ranges = || (1..=5).flat_map(|min| (min..=5).map(move |max| range(min, max)));
+        for (gateway, node) in ranges().flat_map(|gateway| ranges().map(move |node| (gateway, node))) {
+            let common =
+                (1..=5).filter(|version| gateway.contains(*version) && node.contains(*version)).max();
+            let older = if node.max < gateway.min { Reason::ProtocolTooOld } else { Reason::ProtocolTooNew };
+            assert_eq!(gateway.choose(node), common.ok_or(older), "{gateway:?} {node:?}");
+        }
     }
 
     #[test]

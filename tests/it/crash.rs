@@ -12,13 +12,14 @@ use bcd::gateway::control::CommandView;
 use crate::lab::{Lab, shown, until};
 
 mod random;
+mod updates;
 
 /// How a command ends whose node died at a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// The step lies before RUNNING is durable, or after DONE is: the kill costs nothing.
+    /// The step lies before RUNNING is durable, or behind the program's begun record: the kill costs nothing.
     Succeeds,
-    /// RUNNING is durable and DONE is not: the outcome is not known, and is said to be so.
+    /// RUNNING is durable and there is no begun record: nothing ran, and nobody knows that.
     Interrupted,
     /// The wire does not wait for the journal, nor the journal for the wire: either, as the race went.
     Either,
@@ -32,16 +33,25 @@ const NODE_STEPS: &[(failpoint::Step, End)] = &[
     (failpoint::ACCEPTED_SENT, End::Either),
     (failpoint::RUN_WRITTEN, End::Succeeds),
     (failpoint::RUNNING, End::Interrupted),
-    (failpoint::BEGUN_CREATED, End::Interrupted),
-    (failpoint::BEGUN, End::Interrupted),
+    (failpoint::SUPERVISED, End::Succeeds),
     (failpoint::RUNNING_SENT, End::Either),
-    (failpoint::EFFECT_STARTED, End::Interrupted),
-    (failpoint::EFFECT_ENDED, End::Interrupted),
-    (failpoint::DONE_WRITTEN, End::Interrupted),
+    (failpoint::EFFECT_STARTED, End::Succeeds),
+    (failpoint::EFFECT_ENDED, End::Succeeds),
+    (failpoint::DONE_WRITTEN, End::Succeeds),
     (failpoint::DONE, End::Succeeds),
     (failpoint::RESULT_SENT, End::Succeeds),
     (failpoint::ACK_RECEIVED, End::Succeeds),
     (failpoint::TOMBSTONE, End::Succeeds),
+];
+
+/// Every step of a supervisor, with the end of the command whose supervisor died there, and how often it ran.
+const SUPERVISOR_STEPS: &[(failpoint::Step, End, usize)] = &[
+    (failpoint::BEGUN_CREATED, End::Interrupted, 0),
+    (failpoint::BEGUN, End::Interrupted, 0),
+    (failpoint::PROGRAM_STARTED, End::Interrupted, 1),
+    (failpoint::PROGRAM_ENDED, End::Interrupted, 1),
+    (failpoint::OUTCOME_WRITTEN, End::Interrupted, 1),
+    (failpoint::OUTCOME, End::Succeeds, 1),
 ];
 
 const GATEWAY_STEPS: &[failpoint::Step] = &[
@@ -100,8 +110,13 @@ fn check_once(lab: &Lab, step: &str, name: &str, view: &CommandView) {
 #[test]
 fn every_step_is_killed_somewhere() {
     let node = NODE_STEPS.iter().map(|(step, _)| step.name());
+    let supervisor = SUPERVISOR_STEPS.iter().map(|(step, ..)| step.name());
     let others = GATEWAY_STEPS.iter().chain(JOIN_STEPS).map(|step| step.name());
-    let covered: Vec<&str> = node.chain(others).chain([failpoint::GATEWAY_JOINED.name()]).collect();
+    let covered: Vec<&str> = node
+        .chain(supervisor)
+        .chain(others)
+        .chain([failpoint::GATEWAY_JOINED.name(), failpoint::SUPERVISOR_STARTED.name()])
+        .collect();
     let missing: Vec<_> =
         failpoint::ALL.iter().map(|step| step.name()).filter(|name| !covered.contains(name)).collect();
     assert_eq!(missing, [""; 0]);
@@ -215,22 +230,100 @@ fn a_gateway_killed_within_a_join_gives_the_repeated_join_the_same_node() {
 }
 
 #[test]
-fn a_program_that_outlives_its_killed_node_is_ended_and_reported_interrupted() {
-    let mut lab = Lab::joined();
-    let pid_file = lab.path("pid");
-    let id = lab.enqueue_program("one", &format!("; echo $$ > {}; exec sleep 600", pid_file.display()));
-    lab.start_node(None);
-    let pid = until("the program's pid", || {
-        let text = std::fs::read_to_string(&pid_file).ok()?;
-        text.trim().parse::<u32>().ok()
+fn a_supervisor_killed_at_any_step_runs_the_command_at_most_once_and_the_node_ends_it() {
+    for_each(SUPERVISOR_STEPS, |(step, end, most)| {
+        let step = step.name();
+        let mut lab = Lab::joined();
+        let id = lab.enqueue_program("one", "");
+        lab.start_node(Some(step));
+        let view = lab.ended(&id);
+        check_once(&lab, step, "one", &view);
+        let ended = if view.state == "succeeded" { End::Succeeds } else { End::Interrupted };
+        assert_eq!(ended, *end, "{step}: {view:?}\n{}", lab.logs());
+        assert!(lab.runs("one") <= *most, "{step}: {}", lab.logs());
+        lab.probe();
+        nothing_is_owed(&mut lab, step);
     });
+}
+
+#[test]
+fn a_supervisor_that_dies_before_its_record_has_started_nothing_and_another_is_tried() {
+    let mut lab = Lab::joined();
+    let id = lab.enqueue_program("one", "");
+    lab.start_node(Some(failpoint::SUPERVISOR_STARTED.name()));
+    until("a second try", || {
+        let log = std::fs::read_to_string(lab.path("node.log")).ok()?;
+        (log.matches("it ended before it had made its record").count() > 1).then_some(())
+    });
+    assert_eq!(lab.runs("one"), 0);
+    let view = lab.show(&id).expect("a command");
+    assert!(!bcd::sim::invariants::is_terminal(&view.state), "{view:?}");
     lab.kill_node();
-    let alive = || std::path::Path::new(&format!("/proc/{pid}/exe")).exists();
-    assert!(alive(), "a killed node takes no program with it");
     lab.start_node(None);
     let view = lab.ended(&id);
-    assert_eq!((view.state.as_str(), view.reason.as_str()), ("failed", "interrupted"), "{}", lab.logs());
-    assert!(!alive(), "the leftover was ended before its command was");
-    assert_eq!(lab.runs("one"), 1);
+    check_once(&lab, "supervisor.started", "one", &view);
     lab.probe();
+}
+
+/// A program that has started and ends once a file is there.
+fn waiting_program(lab: &Lab) -> (bcd::model::CommandId, std::path::PathBuf) {
+    let (up, go) = (lab.path("up"), lab.path("go"));
+    let rest = format!(
+        "; echo $$ > {}; while ! [ -e {} ]; do sleep 0.02; done; echo true result",
+        up.display(),
+        go.display()
+    );
+    (lab.enqueue_program("one", &rest), go)
+}
+
+fn program_is_up(lab: &Lab) -> u32 {
+    until("the program's pid", || {
+        let text = std::fs::read_to_string(lab.path("up")).ok()?;
+        text.trim().parse::<u32>().ok()
+    })
+}
+
+fn alive(pid: u32) -> bool {
+    std::path::Path::new(&format!("/proc/{pid}/exe")).exists()
+}
+
+fn check_true_result(lab: &Lab, id: &bcd::model::CommandId) {
+    let view = lab.ended(id);
+    check_once(lab, "outliving", "one", &view);
+    assert_eq!(view.state, "succeeded", "{view:?}\n{}", lab.logs());
+    lab.probe();
+}
+
+#[test]
+fn a_program_survives_the_kill_of_its_node_and_the_next_one_delivers_its_true_result() {
+    let mut lab = Lab::joined();
+    let (id, go) = waiting_program(&lab);
+    lab.start_node(None);
+    let pid = program_is_up(&lab);
+    for _ in 0..3 {
+        lab.kill_node();
+        assert!(alive(pid), "a killed node takes no program with it");
+        lab.start_node(None);
+        lab.probe();
+        assert!(alive(pid), "a started node ends no program that has its supervisor");
+    }
+    let view = lab.show(&id).expect("a command");
+    assert_eq!(view.state, "running", "{view:?}\n{}", lab.logs());
+    std::fs::write(go, "").expect("a file");
+    check_true_result(&lab, &id);
+}
+
+#[test]
+fn a_program_survives_the_stop_of_its_node_and_ends_while_none_runs() {
+    let mut lab = Lab::joined();
+    let (id, go) = waiting_program(&lab);
+    lab.start_node(None);
+    let pid = program_is_up(&lab);
+    let status = lab.node().terminate();
+    assert!(status.success(), "a clean stop ended with {status}\n{}", lab.logs());
+    assert!(alive(pid), "a stopped node takes no program with it");
+    std::fs::write(go, "").expect("a file");
+    until("the program's end", || (!alive(pid)).then_some(()));
+    lab.start_node(None);
+    check_true_result(&lab, &id);
 }

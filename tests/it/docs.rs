@@ -68,7 +68,7 @@ fn generated() -> String {
         (Use::Call, "The gateway refuses or ends a call", "trailer `bcd-reason` of a gRPC status"),
         (Use::Session, "The node ends a session", "`bcd status`, the log, Goodbye"),
         (Use::Command, "A command is refused or ends", "`reason` of a CommandUpdate"),
-        (Use::Busy, "Why a command gets `busy`", "`detail` of a refused command"),
+        (Use::Busy, "Why a command gets `busy`", "`message` of a CommandUpdate that says REFUSED `busy`"),
     ];
     for (used, title, place) in tables {
         let _ = write!(text, "\n## {title}\n\nSeen in: {place}.\n\n| token | meaning |\n|---|---|\n");

@@ -44,6 +44,10 @@ impl Process {
         assert_eq!(status.signal(), Some(9), "{step}: the process ended by itself: {status}");
     }
 
+    pub fn is_running(&mut self) -> bool {
+        self.0.try_wait().expect("a child to ask").is_none()
+    }
+
     pub fn terminate(&mut self) -> ExitStatus {
         let pid = nix::unistd::Pid::from_raw(i32::try_from(self.0.id()).expect("a pid"));
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("a running child");
@@ -110,6 +114,7 @@ impl Lab {
             .env("BCD_LOG", "debug")
             // A machine of its own: a reboot is a line in this file, and the node's end.
             .env("BCD_FAKE_BOOT", self.path("boots"))
+            .env("BCD_WRITE_FAULTS", self.path("faults"))
             .env_remove("BCD_FAILPOINT")
             .stdin(Stdio::null());
         if let Some(step) = step {
@@ -126,23 +131,45 @@ impl Lab {
     }
 
     pub fn start_gateway(&mut self, step: Option<&str>) {
-        self.start_gateway_that(step, &[]);
+        self.start_gateway_with(step, &[]);
     }
 
-    /// A gateway with more arguments, such as what it lies about.
-    pub fn start_gateway_that(&mut self, step: Option<&str>, more: &[&str]) {
-        self.kill_gateway();
-        let state = self.path("gateway").to_string_lossy().into_owned();
+    /// A gateway with further options.
+    pub fn start_gateway_with(&mut self, step: Option<&str>, options: &[&str]) {
+        let state = self.path("gateway");
+        let state = state.to_string_lossy();
         let listen = format!("127.0.0.1:{}", self.port);
         let mut arguments =
-            vec!["gateway", "--state", &state, "--listen", &listen, "--heartbeat-interval", "1s"];
-        arguments.extend(more);
+            vec!["gateway", "--state", &*state, "--listen", &*listen, "--heartbeat-interval", "1s"];
+        arguments.extend(options);
         self.gateway = Some(self.daemon(&arguments, step, "gateway.log"));
         until("the gateway's control socket", || self.try_ask(&Request::Stats));
     }
 
     pub fn kill_gateway(&mut self) {
         self.gateway = None;
+    }
+
+    /// Keeps the files of a gateway that does not run, for [`Lab::restore_gateway`].
+    pub fn keep_gateway(&self) {
+        copy(&self.path("gateway"), &self.path("gateway.kept"));
+    }
+
+    /// Puts the kept files back in place of the present ones.
+    pub fn restore_gateway(&self) {
+        std::fs::remove_dir_all(self.path("gateway")).expect("the gateway's directory");
+        copy(&self.path("gateway.kept"), &self.path("gateway"));
+    }
+
+    /// What a gateway that does not run has stored of a command, read from a copy: its own start finds its files
+    /// as its death left them.
+    pub fn stored_state(&self, id: &CommandId) -> String {
+        let read = self.path("gateway.read");
+        let _ = std::fs::remove_dir_all(&read);
+        copy(&self.path("gateway"), &read);
+        let db = rusqlite::Connection::open(read.join("gateway.db")).expect("the gateway's store");
+        let state = "SELECT state FROM commands WHERE id = ?";
+        db.query_row(state, [id.as_str()], |row| row.get(0)).expect("the command")
     }
 
     pub fn start_node(&mut self, step: Option<&str>) {
@@ -289,6 +316,11 @@ impl Lab {
         };
         tail("gateway.log") + &tail("node.log")
     }
+}
+
+fn copy(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("-a").args([from, to]).status().expect("cp runs");
+    assert!(copied.success(), "cp -a {} {}: {copied}", from.display(), to.display());
 }
 
 pub fn shown(output: &Output) -> String {

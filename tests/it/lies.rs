@@ -21,6 +21,12 @@ fn worked() -> Lab {
     lab
 }
 
+/// Another gateway over the same state.
+fn restart(lab: &mut Lab, options: &[&str]) {
+    lab.kill_gateway();
+    lab.start_gateway_with(None, options);
+}
+
 fn server_time(status: &Value) -> ServerTime {
     serde_json::from_value(status["server_time"].clone()).expect("a time")
 }
@@ -42,11 +48,11 @@ fn answered(lab: &Lab, id: &CommandId, word: &str) -> CommandView {
 fn a_gateway_that_rewinds_time_is_refused_and_an_honest_one_after_it_is_not() {
     let mut lab = worked();
     let before = server_time(&until("a status", || lab.status()));
-    lab.start_gateway_that(None, &["--welcome-behind", "10m"]);
+    restart(&mut lab, &["--welcome-behind", "10m"]);
     let status = ended_by(&lab, "time-backwards");
     assert!(server_time(&status) >= before, "{status}");
     let id = probe(&lab);
-    lab.start_gateway(None);
+    restart(&mut lab, &[]);
     let view = lab.ended(&id);
     assert_eq!((view.state.as_str(), view.terminal_changes), ("succeeded", 1), "{view:?}\n{}", lab.logs());
 }
@@ -55,11 +61,11 @@ fn a_gateway_that_rewinds_time_is_refused_and_an_honest_one_after_it_is_not() {
 fn a_gateway_that_runs_past_the_certificate_is_refused_and_moves_no_clock() {
     let mut lab = worked();
     let before = server_time(&until("a status", || lab.status()));
-    lab.start_gateway_that(None, &["--welcome-ahead", "48h"]);
+    restart(&mut lab, &["--welcome-ahead", "48h"]);
     let status = ended_by(&lab, "time-ahead");
     let moved = server_time(&status).0 - before.0;
     assert!((0..10 * MINUTE_MS).contains(&moved), "moved by {moved} ms: {status}");
-    lab.start_gateway(None);
+    restart(&mut lab, &[]);
     lab.probe();
 }
 
@@ -69,13 +75,13 @@ fn a_gateway_that_pushes_the_clock_ahead_ends_no_command() {
     let witness = lab.enqueue_program("before", "");
     assert_eq!(lab.ended(&witness).state, "succeeded");
     // Commands of this lab hold for an hour; the certificate for a day.
-    lab.start_gateway_that(None, &["--welcome-ahead", "12h"]);
+    restart(&mut lab, &["--welcome-ahead", "12h"]);
     let id = lab.enqueue_program("pushed", "");
     let view = answered(&lab, &id, "expired");
     assert_eq!((view.state.as_str(), view.terminal_changes), ("pending", 0), "{view:?}\n{}", lab.logs());
     assert_eq!(lab.runs("pushed"), 0);
     // The lie costs sessions with an honest gateway, never a restart of the clock and never the tombstone.
-    lab.start_gateway(None);
+    restart(&mut lab, &[]);
     ended_by(&lab, "time-backwards");
     let shown = lab.bcd(&["journal", "show", "--json"], None).output().expect("bcd starts");
     let journal: Value = serde_json::from_slice(&shown.stdout).expect("JSON");
@@ -92,7 +98,7 @@ fn a_gateway_that_pushes_the_clock_ahead_ends_no_command() {
 #[test]
 fn an_upgrade_only_session_refuses_other_kinds_and_ends_none_of_them() {
     let mut lab = Lab::joined();
-    lab.start_gateway_that(None, &["--upgrade-only"]);
+    restart(&mut lab, &["--upgrade-only"]);
     lab.start_node(None);
     let id = probe(&lab);
     let view = answered(&lab, &id, "upgrade-required");
@@ -102,7 +108,7 @@ fn an_upgrade_only_session_refuses_other_kinds_and_ends_none_of_them() {
         let status = lab.status()?;
         status["session"]["live"]["acked_boot_ms"].as_u64()
     });
-    lab.start_gateway(None);
+    restart(&mut lab, &[]);
     let view = lab.ended(&id);
     assert_eq!(view.state, "succeeded", "{view:?}\n{}", lab.logs());
 }
@@ -110,13 +116,13 @@ fn an_upgrade_only_session_refuses_other_kinds_and_ends_none_of_them() {
 #[test]
 fn a_gateway_that_hangs_up_after_each_welcome_is_left_for_ever_longer() {
     let mut lab = Lab::joined();
-    lab.start_gateway_that(None, &["--hang-up"]);
+    restart(&mut lab, &["--hang-up"]);
     lab.start_node(None);
     let attempts = until("a third attempt", || {
         let status = lab.status()?;
         status["session"]["attempt"].as_u64().filter(|attempts| *attempts >= 3)
     });
     assert!(attempts >= 3);
-    lab.start_gateway(None);
+    restart(&mut lab, &[]);
     lab.probe();
 }

@@ -1,5 +1,7 @@
 //! The session with its driver: a real journal, an in-memory link, and the gateway's part played by the test.
 
+mod events;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +9,7 @@ use std::time::Duration;
 use bcd::admission::Context;
 use bcd::clock::TokioClock;
 use bcd::exec::Lanes;
-use bcd::journal::{Admission, Durable, Journal, Locked, Mode, Options};
+use bcd::journal::{Admission, Durable, EventLimits, Journal, Locked, Mode, Options};
 use bcd::model::{
     Answer, AnswerState, BootId, CommandId, Digest, Done, Effect, Incarnation, JournalId, Lane, NodeId,
     Outcome, Role, ServerTime, Terminal,
@@ -45,7 +47,7 @@ fn node_id() -> NodeId {
     NodeId::new("n-1").expect("an id")
 }
 
-fn open_journal(state: &std::path::Path) -> Journal {
+fn open_journal(state: &std::path::Path, limits: EventLimits) -> Journal {
     let mut rng = StdRng::seed_from_u64(1);
     let options = Options {
         // Made by the journal, with the permissions that it asks for.
@@ -57,18 +59,23 @@ fn open_journal(state: &std::path::Path) -> Journal {
         mode: Mode::Inline,
     };
     let id = JournalId::random(&mut rng);
-    Locked::open(options, id).expect("a journal").recover(Some(NOW)).expect("recovered").0
+    let locked = Locked::open(options, id).expect("a journal").with_event_limits(limits);
+    locked.recover(Some(NOW)).expect("recovered").0
 }
 
 /// A node whose journal holds what `prepare` has put there.
 async fn node_with(prepare: impl AsyncFnOnce(&Journal)) -> Node {
-    node_at(&["gw1.lab.example"], prepare).await
+    node_with_limits(EventLimits::default(), prepare).await
+}
+
+async fn node_with_limits(limits: EventLimits, prepare: impl AsyncFnOnce(&Journal)) -> Node {
+    node_at(&["gw1.lab.example"], limits, prepare).await
 }
 
 /// The same, with gateways at these hosts.
-async fn node_at(hosts: &[&str], prepare: impl AsyncFnOnce(&Journal)) -> Node {
+async fn node_at(hosts: &[&str], limits: EventLimits, prepare: impl AsyncFnOnce(&Journal)) -> Node {
     let state = tempfile::tempdir().expect("a directory");
-    let journal = open_journal(state.path());
+    let journal = open_journal(state.path(), limits);
     prepare(&journal).await;
     let clock = Arc::new(TokioClock::starting_at(0));
     let working = WorkingClock::new(clock, Some(NOW), Some(NOW));
@@ -202,10 +209,20 @@ fn lost() -> LinkEnd {
     LinkEnd { kind: EndKind::Lost, reason: None, pushback: None, detail: "cut".into() }
 }
 
-/// Everything that comes until the node is quiet; heartbeats are acked and counted.
+/// The next frame that is not of events.
+async fn next(far: &mut FarEnd) -> Option<Up> {
+    loop {
+        match far.next().await {
+            Some(Up::EventBatch(_)) => {}
+            other => return other,
+        }
+    }
+}
+
+/// Everything but events that comes until the node is quiet; heartbeats are acked and counted.
 async fn until_quiet(far: &mut FarEnd) -> (Vec<pb::CommandUpdate>, Vec<u64>) {
     let (mut updates, mut beats) = (Vec::new(), Vec::new());
-    while let Ok(frame) = tokio::time::timeout(Duration::from_secs(2), far.next()).await {
+    while let Ok(frame) = tokio::time::timeout(Duration::from_secs(2), next(far)).await {
         match frame {
             Some(Up::CommandUpdate(update)) => updates.push(update),
             Some(Up::Heartbeat(heartbeat)) => {
@@ -225,10 +242,26 @@ impl Node {
         let hello = hello(&attempt);
         let mut far = attempt.open();
         far.send(Down::Welcome(welcome()));
-        let first = far.next().await;
+        let first = next(&mut far).await;
         assert!(matches!(first, Some(Up::Heartbeat(pb::Heartbeat { seq: 1, .. }))), "{first:?}");
         far.send(ack(1));
         (hello, far)
+    }
+
+    /// A session whose first heartbeat the node may hold back; what came before it, and its number.
+    async fn live_after_results(&mut self) -> (pb::Hello, Vec<pb::CommandUpdate>, u64, FarEnd) {
+        let attempt = self.dials.next().await;
+        let hello = hello(&attempt);
+        let mut far = attempt.open();
+        far.send(Down::Welcome(welcome()));
+        let mut updates = Vec::new();
+        loop {
+            match far.next().await {
+                Some(Up::CommandUpdate(update)) => updates.push(update),
+                Some(Up::Heartbeat(heartbeat)) => return (hello, updates, heartbeat.seq, far),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 
     async fn state(&mut self, wanted: SessionState) -> SessionStatus {
@@ -289,13 +322,20 @@ async fn results_that_do_not_fit_in_hello_follow_once_each_in_order() {
         }
     })
     .await;
-    let (hello, mut far) = node.live().await;
+    let (hello, before, first, mut far) = node.live_after_results().await;
     let in_hello = hello.done_results.len();
     assert!(in_hello > 0 && in_hello < names.len(), "{in_hello} in Hello");
+    assert_eq!(
+        in_hello + before.len(),
+        names.len(),
+        "all that the node holds comes before the first heartbeat"
+    );
+    assert_eq!(first, 1);
     let late = result(&node.journal, "c-99", 10).await;
     node.outbox.send(Outgoing::Result(late));
     let (updates, _) = until_quiet(&mut far).await;
     let mut said = ids(&hello.done_results);
+    said.extend(ids(&before));
     said.extend(ids(&updates));
     let expected: Vec<&str> = names.iter().map(String::as_str).chain(["c-99"]).collect();
     assert_eq!(said, expected);
@@ -401,9 +441,9 @@ async fn a_refused_welcome_is_told_and_its_epoch_recorded() {
     let mut far = node.dials.next().await.open();
     let early = NOW.minus(Duration::from_secs(600));
     far.send(Down::Welcome(pb::Welcome { server_time_ms: early.0, ..welcome() }));
-    let Some(Up::Goodbye(goodbye)) = far.next().await else { panic!("no Goodbye") };
+    let Some(Up::Goodbye(goodbye)) = next(&mut far).await else { panic!("no Goodbye") };
     assert_eq!((goodbye.intent.as_str(), goodbye.reason.as_str()), ("closing", "time-backwards"));
-    assert_eq!(far.next().await, None, "the call is cancelled");
+    assert_eq!(next(&mut far).await, None, "the call is cancelled");
     let (hello, _far) = node.live().await;
     assert_eq!(hello.last_epoch, 7);
     assert_eq!(hello.reconnect_attempt, 1);
@@ -414,7 +454,7 @@ async fn a_command_before_welcome_is_told_and_the_daemon_dials_again() {
     let mut node = node().await;
     let mut far = node.dials.next().await.open();
     far.send(Down::Command(pb::Command::default()));
-    let Some(Up::Goodbye(goodbye)) = far.next().await else { panic!("no Goodbye") };
+    let Some(Up::Goodbye(goodbye)) = next(&mut far).await else { panic!("no Goodbye") };
     assert_eq!((goodbye.intent.as_str(), goodbye.reason.as_str()), ("closing", "protocol-error"));
     node.live().await;
 }
@@ -448,7 +488,7 @@ async fn a_drained_session_moves_and_nothing_is_lost() {
     node.outbox.send(Outgoing::Result(done));
     far.send(Down::Drain(pb::Drain { max_delay_ms: 5000, reason: "draining".into() }));
     loop {
-        match far.next().await {
+        match next(&mut far).await {
             Some(Up::Goodbye(goodbye)) => {
                 assert_eq!(
                     (goodbye.intent.as_str(), goodbye.reason.as_str()),
@@ -468,10 +508,11 @@ async fn a_drained_session_moves_and_nothing_is_lost() {
 async fn a_journal_that_cannot_be_written_does_not_end_the_session() {
     let mut node = node().await;
     node.journal.close().await;
-    let (hello, mut far) = node.live().await;
-    assert!(hello.done_results.is_empty());
-    let (_, beats) = until_quiet(&mut far).await;
-    assert!(beats.is_empty(), "the next heartbeat is 10 s away");
+    let began = tokio::time::Instant::now();
+    let (hello, before, first, _far) = node.live_after_results().await;
+    assert!(hello.done_results.is_empty() && before.is_empty());
+    assert_eq!(first, 2, "what cannot be read holds the first heartbeat until the second is due");
+    assert!(began.elapsed() < Duration::from_secs(12), "one interval after the first dial's jitter");
     assert_eq!(node.status.borrow().state, SessionState::Live);
 }
 
@@ -480,7 +521,7 @@ async fn a_stop_says_goodbye_and_ends_within_ten_seconds_though_the_wire_stands_
     let mut node = node().await;
     let (_, mut far) = node.live().await;
     node.stop.send_replace(true);
-    let Some(Up::Goodbye(goodbye)) = far.next().await else { panic!("no Goodbye") };
+    let Some(Up::Goodbye(goodbye)) = next(&mut far).await else { panic!("no Goodbye") };
     assert_eq!((goodbye.intent.as_str(), goodbye.reason.as_str()), ("stopping", "stop"));
     node.running.await.expect("ended");
     assert_eq!(node.status.borrow().state, SessionState::Stopped);
@@ -547,7 +588,8 @@ async fn gateways_that_rewind_and_fast_forward_never_set_the_working_clock_back_
 #[tokio::test(start_paused = true)]
 async fn a_gateway_that_is_dead_and_one_whose_name_never_resolves_cost_a_dial_each() {
     let hosts = ["refuses.lab.example", "hangs.lab.example", "lives.lab.example"];
-    let mut node = node_at(&hosts, async |journal| drop(result(journal, "c-1", 10).await)).await;
+    let mut node =
+        node_at(&hosts, EventLimits::default(), async |journal| drop(result(journal, "c-1", 10).await)).await;
     let start = tokio::time::Instant::now();
     let mut dialed = Vec::new();
     let mut hanging = Vec::new();

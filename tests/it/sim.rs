@@ -1,8 +1,11 @@
 //! `bcd sim` as its user runs it.
 
-use std::process::{Command, Output};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
+
+use crate::lab::until;
 
 fn sim(arguments: &[&str]) -> (Output, tempfile::TempDir) {
     let tmp = tempfile::Builder::new().prefix("bcd-sim-test-").tempdir().expect("a directory");
@@ -46,6 +49,22 @@ fn a_short_run_under_kills_holds_every_invariant_and_leaves_nothing_behind() {
     assert!(report["latency_ms"]["accept"]["samples"].as_u64() > Some(0), "{report}");
     assert!(stdout.contains("every invariant held; replay: bcd sim --nodes 6"), "{stdout}");
     assert_eq!(left_behind(&tmp), 0, "the run's files are removed");
+}
+
+#[test]
+fn a_killed_simulator_takes_its_gateway_with_it() {
+    let tmp = tempfile::Builder::new().prefix("bcd-sim-test-").tempdir().expect("a directory");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bcd"));
+    command.args(["sim", "--nodes", "1", "--duration", "10m", "--chaos", "none"]);
+    command.env("TMPDIR", tmp.path()).env_remove("BCD_FAILPOINT").stdout(Stdio::null()).stderr(Stdio::null());
+    let mut sim = command.spawn().expect("bcd starts");
+    let socket = until("the gateway's control socket", || {
+        let run = std::fs::read_dir(tmp.path()).expect("the directory").next()?.expect("an entry");
+        Some(run.path().join("gateway/control.sock")).filter(|socket| UnixStream::connect(socket).is_ok())
+    });
+    sim.kill().expect("a running child");
+    sim.wait().expect("a child to wait for");
+    until("the gateway's end", || UnixStream::connect(&socket).err());
 }
 
 #[test]

@@ -106,6 +106,7 @@ async fn answer(hub: &Hub, request: Request) -> Result<Response, StoreError> {
         Request::History => Response::Commands(store.history().await?),
         Request::Nodes => nodes(hub).await?,
         Request::Events { after, wait_ms } => events(hub, after, Duration::from_millis(wait_ms)).await?,
+        Request::NodeEvents { node, after } => Response::NodeEvents(store.node_events(node, after).await?),
         Request::Ticket { uses, ttl_s, site } => ticket(hub, uses, ttl_s, site).await?,
         Request::Drain { max_delay_ms } => drain(hub, max_delay_ms),
         Request::Undrain => {
@@ -198,6 +199,9 @@ async fn cancel(hub: &Hub, id: CommandId) -> Result<Response, StoreError> {
     })
 }
 
+/// Between two looks at a command that somebody waits for.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
 async fn wait(hub: &Hub, id: &CommandId, timeout: Duration) -> Result<Response, StoreError> {
     let until = Instant::now() + timeout.min(LONGEST_WAIT);
     loop {
@@ -205,9 +209,11 @@ async fn wait(hub: &Hub, id: &CommandId, timeout: Duration) -> Result<Response, 
         let view = hub.store.command(id.clone()).await?;
         let over =
             view.as_ref().is_none_or(|view| State::from_name(&view.state).is_none_or(State::is_terminal));
-        if over || tokio::time::timeout_at(until, end).await.is_err() {
+        if over || Instant::now() >= until {
             return Ok(Response::Command(view.map(Box::new)));
         }
+        // A session that is cut off between its commit and this wake-up wakes nobody, so the store is asked again.
+        let _ = tokio::time::timeout_at(until.min(Instant::now() + LOOK_AGAIN), end).await;
     }
 }
 

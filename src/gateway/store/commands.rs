@@ -51,6 +51,8 @@ pub struct Deliver {
     pub lane: Lane,
     /// The body.
     pub payload: Vec<u8>,
+    /// The body of its cancellation, once one was asked for: to be sent behind it.
+    pub cancel: Option<Vec<u8>>,
 }
 
 /// What a dispatch found.
@@ -75,7 +77,7 @@ pub enum Cancelled {
     Tell(NodeId),
 }
 
-/// Reads `id, seq, deliveries, lane, payload`, the first five columns.
+/// Reads `id, seq, deliveries, lane, payload, cancel`, the first six columns.
 pub(super) fn read_deliver(row: &Row<'_>) -> rusqlite::Result<Deliver> {
     let lane: String = row.get(3)?;
     Ok(Deliver {
@@ -84,6 +86,7 @@ pub(super) fn read_deliver(row: &Row<'_>) -> rusqlite::Result<Deliver> {
         attempt: row.get(2)?,
         lane: Lane::from_name(&lane).unwrap_or(Lane::Work),
         payload: row.get(4)?,
+        cancel: row.get(5)?,
     })
 }
 
@@ -131,7 +134,8 @@ impl Store {
         self.run(move |db| {
             let body = db
                 .query_row(
-                    "SELECT cancel FROM commands WHERE id = ? AND state IN ('dispatched', 'accepted', 'running')",
+                    "SELECT cancel FROM commands
+                     WHERE id = ? AND state IN ('pending', 'dispatched', 'accepted', 'running')",
                     [id.as_str()],
                     |row| row.get(0),
                 )
@@ -195,8 +199,9 @@ fn dispatch(
     let mut out: Vec<Deliver> = Vec::new();
     for (lane, free) in free.iter().filter(|(_, free)| *free > 0) {
         let mut due = db.prepare_cached(
-            "SELECT id, seq, deliveries + 1, lane, payload FROM commands WHERE node_id = ? AND lane = ?
-             AND state = 'pending' AND not_before_ms <= ? AND not_after_ms > ? ORDER BY seq LIMIT ?",
+            "SELECT id, seq, deliveries + 1, lane, payload, cancel FROM commands WHERE node_id = ? AND lane = ?
+             AND (state = 'pending' OR redeliver = 1) AND not_before_ms <= ?
+             AND (redeliver = 1 OR not_after_ms > ?) ORDER BY seq LIMIT ?",
         )?;
         let rows = due.query_map(params![node.as_str(), lane.name(), now.0, now.0, free], read_deliver)?;
         for row in rows {
@@ -205,7 +210,8 @@ fn dispatch(
     }
     out.sort_by_key(|deliver| deliver.seq);
     let mut mark = db.prepare_cached(
-        "UPDATE commands SET state = 'dispatched', deliveries = deliveries + 1,
+        "UPDATE commands SET state = iif(state = 'pending', 'dispatched', state), redeliver = 0,
+         deliveries = deliveries + 1,
          dispatched_ms = iif(dispatched_ms = 0, ?, dispatched_ms) WHERE id = ?",
     )?;
     for deliver in &out {
@@ -213,7 +219,8 @@ fn dispatch(
     }
     let next_due: Option<i64> = db
         .prepare_cached(
-            "SELECT min(not_before_ms) FROM commands WHERE node_id = ? AND state = 'pending' AND not_before_ms > ?",
+            "SELECT min(not_before_ms) FROM commands WHERE node_id = ? AND (state = 'pending' OR redeliver = 1)
+             AND not_before_ms > ?",
         )?
         .query_row(params![node.as_str(), now.0], |row| row.get(0))?;
     Ok(Some(Dispatched { out, next_due: next_due.map(ServerTime) }))
@@ -226,15 +233,16 @@ fn cancel(
     now: ServerTime,
 ) -> rusqlite::Result<Cancelled> {
     let row = db
-        .query_row("SELECT node_id, state FROM commands WHERE id = ?", [id.as_str()], |row| {
-            Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?))
+        .query_row("SELECT node_id, state, deliveries FROM commands WHERE id = ?", [id.as_str()], |row| {
+            Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, u32>(2)?))
         })
         .optional()?;
-    let Some((node, state)) = row else { return Ok(Cancelled::Unknown) };
+    let Some((node, state, deliveries)) = row else { return Ok(Cancelled::Unknown) };
     let node = NodeId::new(node).map_err(|error| corrupt(0, error))?;
     match State::from_name(&state) {
-        // A pending command is not known to its node: a refusal leaves no trace there.
-        Some(State::Pending) => {
+        // Never delivered, or delivered once and refused: its node has no trace of it. After more deliveries an
+        // earlier one may have been taken and its answers lost, so that only the node can tell.
+        Some(State::Pending) if deliveries <= 1 => {
             db.execute(
                 "UPDATE commands SET state = 'cancelled', reason = 'cancelled', effect = 'none', ended_ms = ?,
                  message = 'cancelled before it was delivered', terminal_changes = terminal_changes + 1
@@ -243,7 +251,7 @@ fn cancel(
             )?;
             Ok(Cancelled::Now(node))
         }
-        Some(State::Dispatched | State::Accepted | State::Running) => {
+        Some(State::Pending | State::Dispatched | State::Accepted | State::Running) => {
             let body = body(&node);
             db.execute(
                 "UPDATE commands SET cancel = coalesce(cancel, ?) WHERE id = ?",

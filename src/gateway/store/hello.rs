@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::commands::{Deliver, read_deliver};
 use super::updates::{Applied, Effects, apply};
-use super::{Store, StoreError, corrupt, events, int, uint};
+use super::{Store, StoreError, corrupt, events, int, node_events, uint};
 use crate::gateway::update::Update;
 use crate::model::{BootId, CommandId, Incarnation, JournalId, Kind, NodeId, ServerTime};
 
@@ -88,7 +88,6 @@ struct Known {
     epoch: u64,
     boot_id: String,
     journal_id: String,
-    acked_event_seq: i64,
 }
 
 impl Store {
@@ -202,16 +201,13 @@ impl Store {
 fn hello(db: &Connection, facts: &HelloFacts) -> rusqlite::Result<Result<Opened, HelloRefusal>> {
     let node = facts.node.as_str();
     let known = db
-        .prepare_cached(
-            "SELECT generation, epoch, boot_id, journal_id, acked_event_seq FROM nodes WHERE node_id = ?",
-        )?
+        .prepare_cached("SELECT generation, epoch, boot_id, journal_id FROM nodes WHERE node_id = ?")?
         .query_row([node], |row| {
             Ok(Known {
                 generation: row.get(0)?,
                 epoch: uint(row.get(1)?),
                 boot_id: row.get(2)?,
                 journal_id: row.get(3)?,
-                acked_event_seq: row.get(4)?,
             })
         })
         .optional()?;
@@ -236,7 +232,7 @@ fn hello(db: &Connection, facts: &HelloFacts) -> rusqlite::Result<Result<Opened,
     }
     let journal_changed = !known.journal_id.is_empty() && known.journal_id != facts.journal_id.as_str();
     let boot_changed = !known.boot_id.is_empty() && known.boot_id != facts.boot_id.as_str();
-    let acked_event_seq = if journal_changed { 0 } else { known.acked_event_seq };
+    let acked_event_seq = node_events::acked(db, &facts.node, &facts.journal_id)?;
     db.prepare_cached(
         "UPDATE nodes SET epoch = ?, boot_id = ?, journal_id = ?, incarnation = ?, version = ?, capabilities = ?,
          acked_event_seq = ?, journal_verdict_due = journal_verdict_due OR ?, placed = 1, last_seen_ms = ?
@@ -249,7 +245,7 @@ fn hello(db: &Connection, facts: &HelloFacts) -> rusqlite::Result<Result<Opened,
         facts.incarnation.as_str(),
         facts.version,
         json!(facts.capabilities).to_string(),
-        acked_event_seq,
+        int(acked_event_seq),
         journal_changed,
         at,
         node,
@@ -260,7 +256,6 @@ fn hello(db: &Connection, facts: &HelloFacts) -> rusqlite::Result<Result<Opened,
         // No result can come any more, and the new boot says enough.
         effects.applied.extend(rebooted(db, &facts.node, facts.now)?);
     }
-    let acked_event_seq = uint(acked_event_seq);
     Ok(Ok(Opened { epoch, acked_event_seq, journal_changed, boot_changed, effects }))
 }
 
@@ -281,26 +276,25 @@ fn first_heartbeat(
         .execute([node.as_str()])?;
     events::add(db, now.0, "node.connected", node.as_str(), connected)?;
 
-    let in_flight: Vec<(Deliver, bool, Option<Vec<u8>>)> = db
+    let in_flight: Vec<(Deliver, bool)> = db
         .prepare_cached(
-            "SELECT id, seq, deliveries + 1, lane, payload, retry_safe, cancel FROM commands
+            "SELECT id, seq, deliveries + 1, lane, payload, cancel, retry_safe FROM commands
              WHERE node_id = ? AND state IN ('dispatched', 'accepted', 'running') ORDER BY seq",
         )?
-        .query_map([node.as_str()], |row| Ok((read_deliver(row)?, row.get(5)?, row.get(6)?)))?
+        .query_map([node.as_str()], |row| Ok((read_deliver(row)?, row.get(6)?)))?
         .collect::<Result<_, _>>()?;
     let mut out = FirstHeartbeat { replay: Vec::new(), cancels: Vec::new(), ended: Vec::new() };
-    for (deliver, retry_safe, cancel) in in_flight {
+    for (deliver, retry_safe) in in_flight {
         let runs = running.contains(&deliver.id);
         if verdict_due && !retry_safe && !runs {
             journal_lost(db, &deliver.id, now)?;
             out.ended.push(deliver.id);
             continue;
         }
-        if let Some(cancel) = cancel {
-            out.cancels.push((deliver.id.clone(), cancel));
-        }
-        if !runs {
-            db.prepare_cached("UPDATE commands SET deliveries = deliveries + 1 WHERE id = ?")?
+        if runs {
+            out.cancels.extend(deliver.cancel.map(|cancel| (deliver.id, cancel)));
+        } else {
+            db.prepare_cached("UPDATE commands SET deliveries = deliveries + 1, redeliver = 0 WHERE id = ?")?
                 .execute([deliver.id.as_str()])?;
             out.replay.push(deliver);
         }

@@ -8,6 +8,7 @@ mod commands;
 mod enrol;
 mod events;
 mod hello;
+mod node_events;
 mod schema;
 mod updates;
 mod views;

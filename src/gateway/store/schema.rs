@@ -8,7 +8,7 @@ use rusqlite::Connection;
 use super::OpenError;
 
 /// The schema that this build writes.
-const SCHEMA: i64 = 1;
+const SCHEMA: i64 = 2;
 
 /// Times are ms since the Unix epoch by the gateway's clock; 0 is "not yet".
 const TABLES: &str = "
@@ -43,6 +43,8 @@ CREATE TABLE commands (
   deliveries INTEGER NOT NULL DEFAULT 0,
   -- Back-off after a refusal: not before, its present length, and the node's last word.
   not_before_ms INTEGER NOT NULL DEFAULT 0, backoff_ms INTEGER NOT NULL DEFAULT 0, why TEXT NOT NULL DEFAULT '',
+  -- 1 when an accepted or running command was refused: its node left it behind and is owed another delivery.
+  redeliver INTEGER NOT NULL DEFAULT 0,
   -- The cancellation's body, once somebody asked for it.
   cancel BLOB,
   reason TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '', effect TEXT NOT NULL DEFAULT '',
@@ -50,7 +52,7 @@ CREATE TABLE commands (
   terminal_changes INTEGER NOT NULL DEFAULT 0, late_facts INTEGER NOT NULL DEFAULT 0,
   enqueued_ms INTEGER NOT NULL, dispatched_ms INTEGER NOT NULL DEFAULT 0,
   accepted_ms INTEGER NOT NULL DEFAULT 0, ended_ms INTEGER NOT NULL DEFAULT 0);
-CREATE INDEX commands_pending ON commands (node_id, lane, seq) WHERE state = 'pending';
+CREATE INDEX commands_pending ON commands (node_id, lane, seq) WHERE state = 'pending' OR redeliver = 1;
 CREATE INDEX commands_in_flight ON commands (node_id, seq) WHERE state IN ('dispatched', 'accepted', 'running');
 CREATE INDEX commands_unaccepted ON commands (not_after_ms) WHERE state IN ('pending', 'dispatched');
 CREATE INDEX commands_by_digest ON commands (node_id, body_sha256) WHERE state = 'dispatched';
@@ -61,6 +63,15 @@ CREATE TABLE late_facts (
 CREATE TABLE events (
   seq INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, kind TEXT NOT NULL, node_id TEXT NOT NULL,
   detail TEXT NOT NULL);
+";
+
+/// What the second schema added: the nodes' own events, each once, numbered in the order in which they came.
+const NODE_EVENTS: &str = "
+CREATE TABLE node_events (
+  number INTEGER PRIMARY KEY AUTOINCREMENT, node_id TEXT NOT NULL, journal_id TEXT NOT NULL, seq INTEGER NOT NULL,
+  class TEXT NOT NULL, type TEXT NOT NULL, body TEXT NOT NULL, at_ms INTEGER NOT NULL, age_ms INTEGER,
+  received_ms INTEGER NOT NULL, dropped_from INTEGER, dropped_to INTEGER,
+  UNIQUE (node_id, journal_id, seq));
 ";
 
 /// Opens or makes the file, 0600 from its creation.
@@ -80,7 +91,12 @@ pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
     let found: i64 = db.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(sqlite)?;
     match found {
         0 => db
-            .execute_batch(&format!("BEGIN IMMEDIATE; {TABLES} PRAGMA user_version = {SCHEMA}; COMMIT"))
+            .execute_batch(&format!(
+                "BEGIN IMMEDIATE; {TABLES} {NODE_EVENTS} PRAGMA user_version = {SCHEMA}; COMMIT"
+            ))
+            .map_err(sqlite)?,
+        1 => db
+            .execute_batch(&format!("BEGIN IMMEDIATE; {NODE_EVENTS} PRAGMA user_version = {SCHEMA}; COMMIT"))
             .map_err(sqlite)?,
         SCHEMA => {}
         found => return Err(OpenError::Newer { path: path.to_owned(), found, known: SCHEMA }),

@@ -6,7 +6,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::{Store, StoreError, corrupt, int};
 use crate::gateway::command_state::State;
 use crate::gateway::update::{End, Said, Update};
-use crate::model::{CommandId, Lane, NodeId, ServerTime};
+use crate::model::{CommandId, Lane, NodeId, Reason, ServerTime};
 
 /// Back-off after the first refusal, ms; doubles up to [`LONGEST_BACKOFF_MS`].
 const FIRST_BACKOFF_MS: i64 = 1_000;
@@ -96,6 +96,7 @@ struct Row {
     body_sha256: Vec<u8>,
     backoff_ms: i64,
     cancel_asked: bool,
+    deliveries: u32,
 }
 
 fn apply_one(
@@ -122,7 +123,7 @@ fn apply_one(
         Said::Ended(end) if row.state.is_terminal() => late(db, node, &row.id, update, end, now),
         Said::Ended(end) => ended(db, &row, end, now),
         _ if !live => Ok(Applied::Nothing),
-        Said::Refused { reason, detail } => refused(db, &row, reason, detail, now),
+        Said::Refused { reason, detail, busy } => refused(db, &row, reason, detail, *busy, now),
         Said::Accepted => accepted(db, &row, now),
         Said::Running { attempt } => running(db, &row, *attempt, now),
     }
@@ -139,19 +140,21 @@ fn find(db: &Connection, node: &NodeId, update: &Update) -> rusqlite::Result<Opt
             body_sha256: row.get(4)?,
             backoff_ms: row.get(5)?,
             cancel_asked: row.get(6)?,
+            deliveries: row.get(7)?,
         })
     };
     match &update.id {
         Some(id) => db
             .prepare_cached(
-                "SELECT id, node_id, state, lane, body_sha256, backoff_ms, cancel IS NOT NULL FROM commands WHERE id = ?",
+                "SELECT id, node_id, state, lane, body_sha256, backoff_ms, cancel IS NOT NULL, deliveries
+                 FROM commands WHERE id = ?",
             )?
             .query_row([id.as_str()], read)
             .optional(),
         None => db
             .prepare_cached(
-                "SELECT id, node_id, state, lane, body_sha256, backoff_ms, cancel IS NOT NULL FROM commands
-                 WHERE node_id = ? AND body_sha256 = ? AND state = 'dispatched'",
+                "SELECT id, node_id, state, lane, body_sha256, backoff_ms, cancel IS NOT NULL, deliveries
+                 FROM commands WHERE node_id = ? AND body_sha256 = ? AND state = 'dispatched'",
             )?
             .query_row(params![node.as_str(), update.body_sha256.0], read)
             .optional(),
@@ -163,13 +166,15 @@ fn refused(
     row: &Row,
     reason: &str,
     detail: &str,
+    busy: Option<Reason>,
     now: ServerTime,
 ) -> rusqlite::Result<Applied> {
-    if row.state != State::Dispatched {
+    if row.state.is_terminal() || row.state == State::Pending {
         return Ok(Applied::Nothing);
     }
-    if row.cancel_asked {
-        // A refusal leaves no trace at the node, so that what was to be cancelled there has ended here.
+    if row.cancel_asked && row.state == State::Dispatched && row.deliveries == 1 {
+        // The only delivery was refused, which leaves no trace at the node: what was to be cancelled has ended here.
+        // After more of them an earlier one may have been taken, and only the node can tell.
         let end = End {
             state: State::Cancelled,
             reason: "cancelled".into(),
@@ -180,13 +185,20 @@ fn refused(
         };
         return ended(db, row, &end, now);
     }
-    let backoff = (row.backoff_ms * 2).clamp(FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS);
+    let backoff = next_backoff(row.backoff_ms);
     let why = if detail.is_empty() { reason.to_owned() } else { format!("{reason}: {detail}") };
     db.prepare_cached(
-        "UPDATE commands SET state = 'pending', not_before_ms = ?, backoff_ms = ?, why = ? WHERE id = ?",
+        // A stored state never sinks: what its node left behind and cannot take up again yet is owed a delivery.
+        "UPDATE commands SET state = iif(state = 'dispatched', 'pending', state), redeliver = state <> 'dispatched',
+         not_before_ms = ?, backoff_ms = ?, why = ? WHERE id = ?",
     )?
     .execute(params![now.0 + backoff, backoff, why, row.id.as_str()])?;
-    Ok(Applied::BackOff(row.lane, reason == "busy" && detail.starts_with("credits")))
+    Ok(Applied::BackOff(row.lane, busy == Some(Reason::Credits)))
+}
+
+/// The wait after a refusal, ms, by the one before it; 0 for none.
+fn next_backoff(before_ms: i64) -> i64 {
+    before_ms.saturating_mul(2).clamp(FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS)
 }
 
 fn accepted(db: &Connection, row: &Row, now: ServerTime) -> rusqlite::Result<Applied> {
@@ -260,3 +272,6 @@ fn late(
     ])?;
     Ok(Applied::Late(id.clone()))
 }
+
+#[cfg(test)]
+mod tests;

@@ -124,6 +124,51 @@ async fn a_refused_command_comes_back_after_a_second_and_keeps_its_why() {
 }
 
 #[tokio::test]
+async fn what_a_restarted_node_left_behind_and_refuses_is_delivered_again_until_it_takes_it_up() {
+    let gateway = Gateway::start().await;
+    let machine = gateway.machine().await;
+    let id = gateway.program(&machine).await;
+    let mut session = machine.live(&gateway).await;
+    let command = session.command().await;
+    session.say(&command, Say::Accepted).await;
+    gateway.reaches(&id, "accepted").await;
+    drop(session);
+    let mut session = machine.live(&gateway).await;
+    let replay = session.command().await;
+    session.refuse(&replay, "busy", "disk").await;
+    let again = session.command().await;
+    assert_eq!((id_of(&again), again.delivery_attempt), (id.clone(), 3));
+    assert_eq!(gateway.show(&id).await.state, "accepted");
+    session.say(&again, Say::Succeeded).await;
+    gateway.reaches(&id, "succeeded").await;
+    gateway.stop().await;
+}
+
+#[tokio::test]
+async fn a_cancelled_command_that_an_earlier_delivery_may_have_started_is_ended_by_its_node_alone() {
+    let gateway = Gateway::start().await;
+    let machine = gateway.machine().await;
+    let id = gateway.program(&machine).await;
+    let mut session = machine.live(&gateway).await;
+    session.command().await;
+    // The answers to the first delivery are lost with the link; the second one finds the node's disk failing.
+    drop(session);
+    let mut session = machine.live(&gateway).await;
+    let replay = session.command().await;
+    session.refuse(&replay, "busy", "io-error").await;
+    gateway.reaches(&id, "pending").await;
+    gateway.ask(Request::Cancel { id: id.clone() }).await;
+    assert_eq!(gateway.show(&id).await.state, "pending", "only the node knows whether it runs");
+    let mut told = false;
+    while !told {
+        told = matches!(session.next().await.expect("a frame"), Out::Cancel(_));
+    }
+    session.say(&replay, Say::Cancelled).await;
+    assert_eq!(gateway.reaches(&id, "cancelled").await.terminal_changes, 1);
+    gateway.stop().await;
+}
+
+#[tokio::test]
 async fn a_command_that_is_not_accepted_in_time_expires_with_the_last_why() {
     let gateway = Gateway::start().await;
     let machine = gateway.machine().await;

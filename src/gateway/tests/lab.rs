@@ -22,6 +22,8 @@ use crate::wire::pb;
 use crate::wire::pb::gateway_frame::Frame as Out;
 use crate::wire::pb::node_frame::Frame as In;
 
+type NodeClient = pb::node_client::NodeClient<Channel>;
+
 /// Nothing in these tests takes this long.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -233,12 +235,22 @@ impl Machine {
         Identity::from_pem(chain, self.key.serialize_pem())
     }
 
-    /// A session as far as its first frame.
-    pub async fn call(&self, gateway: &Gateway, first: pb::NodeFrame) -> Result<Session, Status> {
-        let channel = gateway.channel(Some(self.identity())).await.expect("connected");
-        let mut client = pb::node_client::NodeClient::new(channel);
+    /// What calls with the node's certificate.
+    pub async fn client(&self, gateway: &Gateway) -> NodeClient {
+        NodeClient::new(gateway.channel(Some(self.identity())).await.expect("connected"))
+    }
+
+    /// A session as far as its first frame, if there is one.
+    pub async fn call(
+        &self,
+        gateway: &Gateway,
+        first: impl Into<Option<pb::NodeFrame>>,
+    ) -> Result<Session, Status> {
         let (send, frames) = mpsc::channel(64);
-        send.send(first).await.expect("room");
+        if let Some(first) = first.into() {
+            send.send(first).await.expect("room");
+        }
+        let mut client = self.client(gateway).await;
         let call = client.session(ReceiverStream::new(frames));
         let receive = within("a session's opening", call).await?.into_inner();
         Ok(Session { send, receive, taken: 0, beats: 0, free: HashMap::new() })

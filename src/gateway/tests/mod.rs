@@ -3,5 +3,7 @@
 mod lab;
 
 mod commands;
+mod endings;
 mod enrolment;
+mod events;
 mod sessions;

@@ -55,8 +55,7 @@ impl Call {
 
     pub(super) async fn attempt(&self, endpoint: &Endpoint) -> Result<Answer, LinkEnd> {
         let connection = grpc::connect(endpoint, &self.tls, KEEP_ALIVE).await?;
-        let gateway =
-            connection.server_certificate().cloned().ok_or_else(|| unusable("it shows no certificate"))?;
+        let gateway = connection.server_certificate().clone();
         let mut client = EnrollmentClient::with_origin(connection.service(), connection.origin())
             .max_decoding_message_size(FRAME_BYTES);
         let frame = pb::JoinFrame { frame: Some(join_frame::Frame::Request(self.request.clone())) };

@@ -35,6 +35,8 @@ pub(super) enum DiskError {
     Exists,
     /// No room.
     Full,
+    /// The device reports an error.
+    Broken,
 }
 
 /// The disk as a running process sees it: every write is there at once.
@@ -44,6 +46,8 @@ pub(super) struct Disk {
     names: BTreeMap<String, Inode>,
     trace: Vec<Op>,
     off: bool,
+    /// After so many more operations, every one fails so.
+    fault: Option<(usize, DiskError)>,
     /// Open files; while there are any, the disk belongs to a process.
     pub(super) open_files: usize,
 }
@@ -58,6 +62,16 @@ impl Disk {
     /// From now on nothing is written: what closes files after the crash changes nothing.
     pub(super) fn cut_power(&mut self) {
         self.off = true;
+    }
+
+    /// Lets so many operations pass; from then on every one fails.
+    pub(super) fn fail_after(&mut self, operations: usize, error: DiskError) {
+        self.fault = Some((operations, error));
+    }
+
+    /// The cause is gone. Whether it had struck, or would have with the next operation.
+    pub(super) fn mend(&mut self) -> bool {
+        self.fault.take().is_some_and(|(left, _)| left == 0)
     }
 
     /// What has been done so far.
@@ -77,6 +91,11 @@ impl Disk {
     fn record(&mut self, op: Op) -> Result<(), DiskError> {
         if self.off {
             return Err(DiskError::Off);
+        }
+        match &mut self.fault {
+            Some((0, error)) => return Err(*error),
+            Some((left, _)) => *left -= 1,
+            None => {}
         }
         apply(&op, &mut self.files, &mut self.names);
         self.trace.push(op);

@@ -10,6 +10,7 @@
 
 mod crash;
 mod disk;
+mod faults;
 mod sweep;
 mod vfs;
 mod workload;

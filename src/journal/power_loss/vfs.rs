@@ -135,6 +135,7 @@ fn io_error(error: DiskError) -> io::Error {
         DiskError::Missing => io::ErrorKind::NotFound.into(),
         DiskError::Exists => io::ErrorKind::AlreadyExists.into(),
         DiskError::Full => io::ErrorKind::StorageFull.into(),
+        DiskError::Broken => io::Error::other("the device reports an error"),
     }
 }
 
@@ -178,7 +179,8 @@ impl JournalDisk for Vfs {
 fn code(done: Result<(), DiskError>, failed: c_int) -> c_int {
     match done {
         Ok(()) => ffi::SQLITE_OK,
-        Err(DiskError::Full) => ffi::SQLITE_FULL,
+        // As SQLite's own: of a write alone.
+        Err(DiskError::Full) if failed == ffi::SQLITE_IOERR_WRITE => ffi::SQLITE_FULL,
         Err(_) => failed,
     }
 }

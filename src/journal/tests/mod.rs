@@ -1,9 +1,11 @@
 //! The journal by its behaviour: a directory, processes one after another, deliveries.
 
 mod admitting;
+mod events;
 mod inspecting;
 mod opening;
 mod recovering;
+mod trouble;
 mod writing;
 
 use std::path::PathBuf;

@@ -7,18 +7,20 @@ use tokio::sync::mpsc;
 
 use super::{Driver, frame};
 use crate::failpoint;
-use crate::journal::{Journal, Unacked};
-use crate::model::limits::HELLO_RESULTS_BYTES;
+use crate::journal::{EventPage, Journal, Unacked};
+use crate::model::limits::{EVENT_BATCH, EVENT_BATCH_BYTES, HELLO_RESULTS_BYTES};
 use crate::model::{Answer, AnswerState, Command, Digest, Reason};
 use crate::session::load;
 use crate::session::machine::Beat;
 use crate::session::outbox::{Outgoing, result_frame};
-use crate::wire::frames::{Delivery, command_update};
+use crate::wire::frames::{Delivery, command_update, event_batch};
 use crate::wire::pb;
 use crate::wire::pb::node_frame::Frame;
 
 /// Results of one page read after Welcome, bytes of output.
 const PAGE_BYTES: usize = HELLO_RESULTS_BYTES;
+/// Places of the link's queue that events leave to results.
+const KEPT_FOR_RESULTS: usize = 2;
 /// A journal that cannot be read is read again this often.
 const READ_RETRY: Duration = Duration::from_secs(1);
 
@@ -68,31 +70,70 @@ impl Driver {
         if !self.live() {
             return;
         }
+        if self.parts.outbox.take_missed() {
+            self.resend.missed();
+        }
+        self.say_heartbeat();
+        self.say_results();
+        self.say_heartbeat();
+        if self.reading.is_none()
+            && let Some(position) = self.resend.owed()
+        {
+            self.reading = Some(read_page(self.parts.journal.clone(), position).boxed());
+        }
+        self.pump_events();
+        if self.room() > 0 {
+            self.flushed = None;
+        } else if self.flushed.is_none() {
+            self.flushed = self.link.as_ref().map(|link| link.flushed());
+        }
+    }
+
+    /// Results go first, and keep places of the queue free for those that end while a batch is on its way.
+    fn pump_events(&mut self) {
+        if self.resend.rest_waits() {
+            return;
+        }
+        while self.room() > KEPT_FOR_RESULTS
+            && let Some(batch) = self.events.next_batch()
+        {
+            let boot = self.parts.working.clock().boot();
+            let boot_ms = u64::try_from(boot.as_millis()).unwrap_or(u64::MAX);
+            let frame = event_batch(&self.parts.journal.id(), batch.iter().map(|event| &**event), boot_ms);
+            // Before it is sent: an ack of it must never look like one of what was not sent.
+            if let Some(last) = batch.last() {
+                self.parts.journal.events_sent(last.seq);
+            }
+            self.send(Frame::EventBatch(frame));
+        }
+        let last = self.pending.borrow_and_update().last;
+        if self.reading_events.is_none()
+            && let Some(after) = self.events.owed(last)
+        {
+            self.events.reads_up_to(last);
+            self.reading_events = Some(read_events(self.parts.journal.clone(), after).boxed());
+        }
+    }
+
+    /// The first heartbeat of a session ends the gateway's wait for results that this node still holds, so those that
+    /// Hello had no room for go before it. They hold it for one interval at most: the second one replaces it.
+    fn say_heartbeat(&mut self) {
         if let Some(beat) = self.heartbeat
+            && !(beat.seq == 1 && self.resend.rest_waits())
             && self.link.as_ref().is_some_and(|link| link.room() > 0)
             && self.send(Frame::Heartbeat(self.heartbeat_frame(beat)))
         {
             self.heartbeat = None;
         }
-        if self.parts.outbox.take_missed() {
-            self.resend.missed();
-        }
+    }
+
+    fn say_results(&mut self) {
         while self.room() > 0
             && let Some(done) = self.resend.next()
         {
             if self.send(Frame::CommandUpdate(result_frame(&done))) {
                 failpoint::hit(failpoint::RESULT_SENT);
             }
-        }
-        if self.reading.is_none()
-            && let Some(position) = self.resend.owed()
-        {
-            self.reading = Some(read_page(self.parts.journal.clone(), position).boxed());
-        }
-        if self.room() > 0 {
-            self.flushed = None;
-        } else if self.flushed.is_none() {
-            self.flushed = self.link.as_ref().map(|link| link.flushed());
         }
     }
 
@@ -102,7 +143,7 @@ impl Driver {
             seq: beat.seq,
             free_credits: free.into_iter().map(|(lane, free)| (lane.name().to_owned(), free)).collect(),
             commands_received: beat.commands_received,
-            load: load::read(self.parts.lanes.running_ids().len()),
+            load: load::read(self.parts.lanes.running_ids().len(), self.pending.borrow().count),
             peer_proto_max: beat.peer_proto_max,
             ..Default::default()
         }
@@ -114,6 +155,16 @@ async fn read_page(journal: Journal, position: Option<u64>) -> Unacked {
         match journal.unacked(position, PAGE_BYTES).await {
             Ok(page) => return page,
             Err(error) => tracing::warn!(%error, "results wait: the journal cannot be read"),
+        }
+        tokio::time::sleep(READ_RETRY).await;
+    }
+}
+
+async fn read_events(journal: Journal, after: u64) -> EventPage {
+    loop {
+        match journal.events(after, EVENT_BATCH, EVENT_BATCH_BYTES).await {
+            Ok(page) => return page,
+            Err(error) => tracing::warn!(%error, "events wait: the journal cannot be read"),
         }
         tokio::time::sleep(READ_RETRY).await;
     }

@@ -100,6 +100,7 @@ impl Live {
                 }
                 outputs.push(Output::Deliver(delivery));
             }
+            Inbound::BadCancel(detail) => outputs.push(Output::BadCancel(detail)),
             Inbound::Drain { max_delay, .. } => {
                 let at = now + up_to(max_delay, rng);
                 self.redial_at = Some(self.redial_at.map_or(at, |earlier| earlier.min(at)));
@@ -116,6 +117,9 @@ impl Live {
     fn ack(&mut self, now: Duration, ack: Ack, outputs: &mut Vec<Output>) -> bool {
         if !ack.result_ids.is_empty() {
             outputs.push(Output::Acked(ack.result_ids));
+        }
+        if let Some((journal, seq)) = ack.events {
+            outputs.push(Output::EventsAcked(journal, seq));
         }
         let Some(seq) = ack.heartbeat_seq.filter(|seq| *seq <= self.sent) else { return false };
         self.acked_at = Some(now);

@@ -16,6 +16,8 @@ struct Bench {
     machine: Machine,
     mono: Duration,
     working: Option<ServerTime>,
+    heard: bool,
+    validity: Option<Validity>,
 }
 
 fn endpoints(count: u16) -> Vec<Endpoint> {
@@ -56,11 +58,11 @@ impl Bench {
     fn new(endpoint_count: u16) -> Self {
         let rng = StdRng::seed_from_u64(7);
         let machine = Machine::new(endpoints(endpoint_count), NOT_AFTER, rng, Duration::ZERO);
-        Self { machine, mono: Duration::ZERO, working: Some(START) }
+        Self { machine, mono: Duration::ZERO, working: Some(START), heard: true, validity: None }
     }
 
     fn input(&mut self, input: Input) -> Vec<Output> {
-        let now = Now { mono: self.mono, working: self.working };
+        let now = Now { mono: self.mono, working: self.working, heard: self.heard };
         self.machine.handle(now, input)
     }
 
@@ -82,7 +84,7 @@ impl Bench {
 
     fn hello_sent(&mut self) {
         self.dialed();
-        assert_eq!(self.input(Input::Opened), []);
+        assert_eq!(self.input(Input::Opened(self.validity)), []);
     }
 
     fn live(&mut self) {
@@ -206,6 +208,34 @@ fn a_welcome_after_the_end_of_the_certificate_is_refused_time_ahead() {
 }
 
 #[test]
+fn the_first_time_that_this_process_hears_must_lie_within_the_gateways_own_certificate() {
+    let hour = Duration::from_secs(3600);
+    let validity = Validity { not_before: START.minus(hour), not_after: START.plus(hour) };
+    let judged = |heard, time: ServerTime| {
+        let mut bench = Bench { heard, working: None, validity: Some(validity), ..Bench::new(1) };
+        bench.hello_sent();
+        let welcome = Welcome { server_time: time, ..welcome() };
+        bench.input(Input::Frame(Inbound::Welcome(Box::new(welcome))))
+    };
+    for (time, reason) in [
+        (validity.not_before.minus(Duration::from_millis(1)), Reason::TimeBackwards),
+        (validity.not_after, Reason::TimeAhead),
+    ] {
+        let outputs = judged(false, time);
+        let refused = [Output::Close(Intent::Closing, reason)];
+        assert!(outputs.starts_with(&refused), "nothing is kept, not even the epoch: {outputs:?}");
+        let later = judged(true, time);
+        assert!(
+            matches!(later.as_slice(), [Output::Apply(_)]),
+            "judged by TLS once time is known: {later:?}"
+        );
+    }
+    for time in [validity.not_before, START] {
+        assert!(matches!(judged(false, time).as_slice(), [Output::Apply(_)]), "{time}");
+    }
+}
+
+#[test]
 fn a_welcome_with_a_version_outside_the_nodes_range_is_refused() {
     assert_refused(|welcome| welcome.proto = Range::OWN.max() + 1, Reason::ProtocolVersion);
     assert_refused(|welcome| welcome.proto = 0, Reason::ProtocolVersion);
@@ -250,6 +280,22 @@ fn heartbeats_go_each_interval_and_count_the_commands_taken() {
     assert_eq!(bench.mono.saturating_sub(before), INTERVAL);
     let beat = Beat { seq: 2, commands_received: 1, peer_proto_max: None };
     assert_eq!(outputs, [Output::Heartbeat(beat)]);
+}
+
+#[test]
+fn a_malformed_cancel_is_logged_and_no_command_is_counted_for_it() {
+    let mut bench = Bench::new(1);
+    bench.live();
+    let bad = || Input::Frame(Inbound::BadCancel("no envelope".into()));
+    assert_eq!(bench.input(bad()), [Output::BadCancel("no envelope".into())]);
+    bench.input(ack(1));
+    let beat = Beat { seq: 2, commands_received: 0, peer_proto_max: None };
+    assert_eq!(bench.due(), [Output::Heartbeat(beat)]);
+
+    let mut early = Bench::new(1);
+    early.hello_sent();
+    let outputs = early.input(bad());
+    assert_eq!(outputs.first(), Some(&Output::Close(Intent::Closing, Reason::ProtocolError)));
 }
 
 #[test]
@@ -432,4 +478,18 @@ fn a_journal_that_hangs_does_not_hold_a_silent_session() {
     let outputs = bench.due();
     assert_eq!(outputs.first(), Some(&Output::Abandon));
     assert!(bench.wait() <= Duration::from_secs(2));
+}
+
+#[test]
+fn a_refusal_of_the_version_names_the_gateway_and_what_to_upgrade() {
+    for (reason, mend) in [
+        (Reason::ProtocolTooOld, "too old for the gateway gw1.lab.example:443"),
+        (Reason::ProtocolTooNew, "upgrade the gateway first"),
+    ] {
+        let mut bench = Bench::new(1);
+        bench.dialed();
+        bench.input(Input::Ended(end(EndKind::Refused, Some(reason))));
+        let detail = &bench.machine.last_end().expect("an end").end.detail;
+        assert!(detail.contains(mend) && detail.ends_with("(the peer's words)"), "{detail}");
+    }
 }

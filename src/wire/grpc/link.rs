@@ -15,7 +15,7 @@ use tonic::{Response, Status, Streaming};
 
 use super::{Connection, connect};
 use crate::model::limits::FRAME_BYTES;
-use crate::wire::link::{Dialer, EndKind, Endpoint, Link, LinkEnd, NotSent};
+use crate::wire::link::{Dialer, EndKind, Endpoint, Link, LinkEnd, NotSent, Validity};
 use crate::wire::pb;
 use crate::wire::pb::node_client::NodeClient;
 
@@ -104,6 +104,10 @@ impl GrpcLink {
 impl Link for GrpcLink {
     fn send(&mut self, frame: pb::NodeFrame) -> Result<(), NotSent> {
         self.queue.try_send(frame).map_err(|error| NotSent(Box::new(error.into_inner())))
+    }
+
+    fn gateway_validity(&self) -> Option<Validity> {
+        Some(self.connection.server_validity())
     }
 
     fn room(&self) -> usize {

@@ -122,7 +122,10 @@ fn no_daemon_is_unknown_and_says_how_to_start_one() {
 #[test]
 fn the_kinds_are_printed_as_a_table_and_as_json() {
     let machine = Machine::new();
-    assert!(machine.run(&["kinds"]).expect(0).contains("node.exec"));
+    let table = machine.run(&["kinds"]).expect(0);
+    let exec = table.lines().find(|line| line.starts_with("node.exec")).unwrap();
+    assert!(table.lines().next().unwrap().contains("DEFAULT   MAXIMUM"), "{table}");
+    assert!(exec.contains(" 604800 s"), "{exec}");
     let kinds: serde_json::Value =
         serde_json::from_str(&machine.run(&["kinds", "--json"]).expect(0)).unwrap();
     assert_eq!(kinds[0]["name"], "node.exec");

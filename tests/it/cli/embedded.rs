@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bcd::clock::SystemClock;
+use bcd::clock::{Clock, SystemClock};
+use bcd::gateway::control::{Client, Request, Response};
 use bcd::identity::Ticket;
 use bcd::identity::join::{JournalOptions, Options as JoinOptions, join};
-use bcd::journal::{Mode, OpenError};
-use bcd::model::{BootId, Exit, Incarnation};
+use bcd::journal::{EventLimits, Limits, Mode, OpenError};
+use bcd::model::{BootId, Exit, Incarnation, NodeId};
 use bcd::node::{BuildError, Node, Options};
 use bcd::wire::dsse::Policy;
 use bcd::wire::tls::BUILD_TIME;
@@ -26,13 +27,31 @@ fn options(state: &std::path::Path, seed: u64) -> Options {
         policy: Policy::None,
         denied: Arc::default(),
         run_dir: None,
+        limits: Limits::NONE,
         clock: Arc::new(SystemClock),
         rng: StdRng::seed_from_u64(seed),
         boot_id: BootId::new("b-1").unwrap(),
         wal_bytes: WAL_BYTES,
+        event_limits: EventLimits::default(),
         journal: Mode::Thread,
         reboot: Arc::new(bcd::host::fake_machine::FakeReboot::none()),
+        program: env!("CARGO_BIN_EXE_bcd").into(),
         dialer: None,
+    }
+}
+
+fn join_options(state: &std::path::Path, line: &str) -> JoinOptions {
+    JoinOptions {
+        state: state.to_owned(),
+        ticket: Ticket::parse(line, BUILD_TIME).unwrap(),
+        patience: Some(Duration::from_secs(10)),
+        journal: JournalOptions {
+            incarnation: Incarnation::new("i-1").unwrap(),
+            boot_id: BootId::new("b-1").unwrap(),
+            wal_bytes: WAL_BYTES,
+        },
+        facts: Default::default(),
+        rng: StdRng::seed_from_u64(1),
     }
 }
 
@@ -60,19 +79,7 @@ async fn a_node_whose_future_is_dropped_gives_its_journal_back_and_a_clean_stop_
     .await
     .unwrap();
     let state = dir.path().join("state");
-    let join_options = JoinOptions {
-        state: state.clone(),
-        ticket: Ticket::parse(&line, BUILD_TIME).unwrap(),
-        patience: Some(Duration::from_secs(10)),
-        journal: JournalOptions {
-            incarnation: Incarnation::new("i-1").unwrap(),
-            boot_id: BootId::new("b-1").unwrap(),
-            wal_bytes: WAL_BYTES,
-        },
-        facts: Default::default(),
-        rng: StdRng::seed_from_u64(1),
-    };
-    let joined = join(join_options, |_| {}).await.unwrap();
+    let joined = join(join_options(&state, &line), |_| {}).await.unwrap();
 
     for seed in 0..3 {
         let node = build(&options(&state, seed)).await;
@@ -89,5 +96,65 @@ async fn a_node_whose_future_is_dropped_gives_its_journal_back_and_a_clean_stop_
     say.send(true).unwrap();
     let exit = tokio::time::timeout(Duration::from_secs(10), run).await.unwrap().unwrap();
     assert_eq!(exit, Exit::Done);
+    tokio::task::spawn_blocking(move || drop(gateway)).await.unwrap();
+}
+
+/// The machine's clocks, with a wall clock that somebody has set.
+#[derive(Debug, Default)]
+struct SetBack(std::sync::atomic::AtomicI64);
+
+impl Clock for SetBack {
+    fn boot(&self) -> Duration {
+        SystemClock.boot()
+    }
+
+    fn wall_ms(&self) -> i64 {
+        SystemClock.wall_ms() - self.0.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+async fn probe(gateway: &std::path::Path, node: &NodeId) -> String {
+    let mut client = Client::connect(gateway).await.unwrap();
+    let args = serde_json::value::RawValue::from_string("{}".into()).unwrap();
+    let kind = "node.probe".to_owned();
+    let request = Request::Enqueue { node: node.clone(), kind, args, ttl_s: 60, id: None };
+    let Response::Enqueued(id) = client.call(&request).await.unwrap() else { panic!("not enqueued") };
+    for _ in 0..1000 {
+        match client.call(&Request::Show { id: id.clone() }).await.unwrap() {
+            Response::Command(Some(view)) if bcd::sim::invariants::is_terminal(&view.state) => {
+                return view.state;
+            }
+            _ => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    }
+    panic!("{id} did not end in 20 s");
+}
+
+#[tokio::test]
+async fn a_wall_clock_set_back_a_year_changes_nothing_in_a_live_session_nor_at_a_start() {
+    const YEAR_MS: i64 = 365 * 24 * 3600 * 1000;
+    let dir = tempfile::tempdir().unwrap();
+    let gateway = Gateway::start(dir.path());
+    let (gateway, line) = tokio::task::spawn_blocking(move || {
+        let line = gateway.ticket(1, 3600);
+        (gateway, line)
+    })
+    .await
+    .unwrap();
+    let state = dir.path().join("state");
+    let node_id = join(join_options(&state, &line), |_| {}).await.unwrap().node_id;
+    let clock = Arc::new(SetBack::default());
+    for (seed, before, after) in [(1, 0, YEAR_MS), (2, YEAR_MS, YEAR_MS), (3, YEAR_MS, -YEAR_MS)] {
+        clock.0.store(before, std::sync::atomic::Ordering::Relaxed);
+        let options = Options { clock: clock.clone(), ..options(&state, seed) };
+        let node = build(&options).await;
+        let (say, stop) = watch::channel(false);
+        let run = tokio::spawn(node.run(stop));
+        assert_eq!(probe(&gateway.state, &node_id).await, "succeeded");
+        clock.0.store(after, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(probe(&gateway.state, &node_id).await, "succeeded");
+        say.send(true).unwrap();
+        assert_eq!(run.await.unwrap(), Exit::Done);
+    }
     tokio::task::spawn_blocking(move || drop(gateway)).await.unwrap();
 }

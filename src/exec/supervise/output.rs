@@ -5,12 +5,8 @@ use std::collections::VecDeque;
 use data_encoding::BASE64;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
-use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::model::Digest;
-
-/// One read, bytes: what a pipe holds.
-const READ_BYTES: usize = 64 << 10;
 
 /// What is kept of a stream. The program feels back-pressure: nothing is read before the last piece is counted.
 #[derive(Debug)]
@@ -52,18 +48,8 @@ impl Capture {
         }
     }
 
-    /// Reads to the end of the stream. Dropping the future loses nothing that was read.
-    pub(super) async fn drain(&mut self, mut from: impl AsyncRead + Unpin) {
-        let mut buffer = vec![0; READ_BYTES];
-        // An error of reading a pipe is its end: there is nobody to read from.
-        while let Ok(count @ 1..) = from.read(&mut buffer).await {
-            self.take(&buffer[..count]);
-            // Hashing is work: a flood must leave the worker thread to others after each piece.
-            tokio::task::yield_now().await;
-        }
-    }
-
-    fn take(&mut self, bytes: &[u8]) {
+    /// Takes what was read.
+    pub(super) fn take(&mut self, bytes: &[u8]) {
         self.size += bytes.len() as u64;
         self.hash.update(bytes);
         let to_head = bytes.len().min(self.head_most - self.head.len());

@@ -1,0 +1,315 @@
+//! The real program on a disk that fills, runs out of inodes, turns read-only or breaks, and with its journal taken
+//! away: the session stays, nothing starts, the status says why, and all goes on when the cause is gone.
+//!
+//! The disks are real file systems, so these tests need the right to mount one. Without it they say so and pass.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use bcd::gateway::control::{Request, Response};
+use bcd::model::CommandId;
+use serde_json::json;
+use serde_json::value::to_raw_value;
+
+use crate::lab::{Lab, shown, until};
+
+/// A mounted file system, taken away when this is dropped.
+struct Mount(PathBuf);
+
+impl Mount {
+    /// A tmpfs at `path`, made where it is missing. None where this user may not mount.
+    fn tmpfs(path: &Path, options: &str) -> Option<Self> {
+        std::fs::create_dir_all(path).unwrap();
+        Self::mounted(path, &["-t", "tmpfs", "-o", &format!("{options},mode=700"), "bcd-test"])
+    }
+
+    fn mounted(path: &Path, arguments: &[&str]) -> Option<Self> {
+        let output = Command::new("mount").args(arguments).arg(path).output().expect("mount(8)");
+        if !output.status.success() {
+            eprintln!("SKIPPED: no file system of its own for this test: {}", shown(&output));
+            assert!(!nix::unistd::geteuid().is_root() || !may_mount(), "root may mount: {}", shown(&output));
+            return None;
+        }
+        Some(Self(path.to_owned()))
+    }
+}
+
+/// CAP_SYS_ADMIN, the 22nd capability: root in a container may lack it.
+fn may_mount() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap().trim();
+    u64::from_str_radix(effective, 16).unwrap() & (1 << 21) != 0
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // Lazily: the node may still have files open there.
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// A lab whose node's state directory is a small disk, with the node running.
+fn lab_on(options: &str) -> Option<(Lab, Mount)> {
+    let mut lab = Lab::new();
+    let mount = Mount::tmpfs(&lab.path("node"), options)?;
+    let joined = lab.join(&lab.ticket(1));
+    assert!(joined.status.success(), "{}", shown(&joined));
+    lab.start_node(None);
+    lab.probe();
+    Some((lab, mount))
+}
+
+fn status(lab: &Lab) -> serde_json::Value {
+    until("a status", || {
+        let output = lab.bcd(&["status", "--json"], None).output().expect("bcd starts");
+        serde_json::from_slice(&output.stdout).ok()
+    })
+}
+
+fn conditions(lab: &Lab) -> Vec<String> {
+    let conditions = status(lab)["conditions"].as_array().expect("a list").clone();
+    conditions.iter().map(|condition| condition["token"].as_str().expect("a token").to_owned()).collect()
+}
+
+/// A program that the node must refuse; it runs out within seconds, with the last why.
+fn refused_until_it_expires(lab: &Lab, name: &str) -> String {
+    let witness = lab.path("witness");
+    let argv = ["/bin/sh", "-c", "echo \"$1\" >> \"$2\"", "sh", name, &witness.to_string_lossy()];
+    let args = to_raw_value(&json!({ "argv": argv })).unwrap();
+    let request =
+        Request::Enqueue { node: lab.node_id(), kind: "node.exec".into(), args, ttl_s: 2, id: None };
+    let Response::Enqueued(id) = lab.ask(&request) else { panic!("not enqueued") };
+    let view = lab.ended(&id);
+    assert_eq!((view.state.as_str(), lab.runs(name)), ("expired", 0), "{view:?}\n{}", lab.logs());
+    view.message
+}
+
+/// A program that runs until the file `gate` is there, and then says much.
+fn slow_program(lab: &Lab) -> CommandId {
+    let gate = lab.path("gate");
+    let rest = format!("; while [ ! -e {} ]; do sleep 0.05; done; head -c 40000 /dev/zero", gate.display());
+    let id = lab.enqueue_program("slow", &rest);
+    until("the slow program", || (lab.runs("slow") == 1).then_some(()));
+    id
+}
+
+/// What holds during each of these faults, and after it: `begin` brings it about, `end` ends it.
+fn survives(lab: &mut Lab, why: &str, begin: impl FnOnce(&Lab), end: impl FnOnce(&Lab)) {
+    let pid = status(lab)["pid"].clone();
+    let slow = slow_program(lab);
+    begin(lab);
+    let message = refused_until_it_expires(lab, "refused");
+    assert!(message.contains(why), "{message}");
+    let during = status(lab);
+    assert_eq!(conditions(lab), [why], "{during}");
+    assert!(during["conditions"][0]["since_boot_ms"].as_u64().is_some_and(|since| since > 0), "{during}");
+    assert_eq!(during["session"]["state"], "live", "{during}");
+    let text = shown(&lab.bcd(&["status"], None).output().unwrap());
+    assert!(text.contains(&format!("condition    {why} for ")), "{text}");
+    // What runs ends, and its result is not lost.
+    std::fs::write(lab.path("gate"), "").unwrap();
+    let slow_ended = lab.ended(&slow);
+    assert_eq!(slow_ended.state, "succeeded", "{slow_ended:?}");
+    let waits = lab.enqueue_program("waits", "");
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(lab.runs("waits"), 0);
+
+    end(lab);
+    let view = lab.ended(&waits);
+    assert_eq!((view.state.as_str(), lab.runs("waits"), lab.runs("slow")), ("succeeded", 1, 1), "{view:?}");
+    until("the end of the condition", || conditions(lab).is_empty().then_some(()));
+    assert_eq!(status(lab)["pid"], pid, "without a restart");
+    assert_eq!(lab.node().terminate().code(), Some(0));
+    lab.start_node(None);
+    lab.probe();
+}
+
+/// Writes zeros until the disk takes no more.
+fn fill(path: &Path) {
+    use std::io::Write as _;
+    let mut file = std::fs::File::create(path).unwrap();
+    for size in [64 << 10, 4096, 1] {
+        while file.write_all(&vec![0; size]).is_ok() {}
+    }
+}
+
+#[test]
+fn a_full_disk_refuses_commands_loses_no_result_and_all_resumes_with_space() {
+    let Some((mut lab, _mount)) = lab_on("size=40m") else { return };
+    let filler = lab.path("node/filler");
+    survives(&mut lab, "disk", |_| fill(&filler), |_| std::fs::remove_file(&filler).unwrap());
+}
+
+#[test]
+fn a_disk_without_inodes_refuses_commands_and_all_resumes_with_some() {
+    let Some((mut lab, _mount)) = lab_on("size=40m,nr_inodes=100") else { return };
+    let many = lab.path("node/many");
+    survives(
+        &mut lab,
+        "disk",
+        |_| {
+            std::fs::create_dir(&many).unwrap();
+            let one = |n: u32| std::fs::File::create(many.join(n.to_string())).is_ok();
+            assert!((0..200).any(|n| !one(n)), "the inodes never ran out");
+        },
+        |_| std::fs::remove_dir_all(&many).unwrap(),
+    );
+}
+
+#[test]
+fn a_state_directory_that_turns_read_only_refuses_commands_and_all_resumes_when_it_is_writable() {
+    let Some((mut lab, _mount)) = lab_on("size=40m") else { return };
+    let state = lab.path("node").to_string_lossy().into_owned();
+    let over = std::cell::RefCell::new(None);
+    survives(
+        &mut lab,
+        "read-only",
+        |_| {
+            // The same files under a mount that takes no writes: what is open stays open, as after an error's remount.
+            *over.borrow_mut() = Mount::mounted(Path::new(&state), &["--bind", &state]);
+            let read_only = Command::new("mount").args(["-o", "remount,bind,ro", &state]).output().unwrap();
+            assert!(read_only.status.success(), "{}", shown(&read_only));
+        },
+        |_| drop(over.borrow_mut().take()),
+    );
+}
+
+#[test]
+fn a_failed_sync_ends_the_daemon_once_and_a_second_one_in_the_same_boot_runs_on_and_says_so() {
+    let mut lab = Lab::joined();
+    let faults = lab.path("faults");
+    let arm = || std::fs::write(&faults, "journal.sync 5\n").unwrap();
+    lab.start_node(None);
+    lab.probe();
+    arm();
+    let waits = lab.enqueue_program("waits", "");
+    assert_eq!(lab.node().wait("an end by itself").code(), Some(73), "{}", lab.logs());
+    std::fs::remove_file(&faults).unwrap();
+    assert!(lab.path("run/sync-failed").exists());
+
+    lab.start_node(None);
+    assert_eq!(lab.ended(&waits).state, "succeeded");
+    assert_eq!(lab.runs("waits"), 1);
+    arm();
+    let message = refused_until_it_expires(&lab, "refused");
+    assert!(message.contains("io-error"), "{message}");
+    // Nothing that the disk says from now on is believed.
+    std::fs::remove_file(&faults).unwrap();
+    let message = refused_until_it_expires(&lab, "refused");
+    assert!(message.contains("io-error"), "{message}");
+    assert_eq!(conditions(&lab), ["io-error"]);
+    assert_eq!(status(&lab)["session"]["state"], "live");
+    assert!(lab.node().is_running());
+
+    lab.node().terminate();
+    lab.start_node(None);
+    lab.probe();
+}
+
+fn journal(lab: &Lab) -> serde_json::Value {
+    let shown = lab.bcd(&["journal", "show", "--json"], None).output().unwrap();
+    serde_json::from_slice(&shown.stdout).expect("a journal")
+}
+
+#[test]
+fn a_journal_deleted_under_the_daemon_is_put_back_and_the_next_daemon_knows_everything() {
+    let mut lab = Lab::joined();
+    lab.start_node(None);
+    let before = lab.enqueue_program("before", "");
+    assert_eq!(lab.ended(&before).state, "succeeded");
+    let known = journal(&lab);
+    std::fs::remove_file(lab.path("node/journal.db")).unwrap();
+    // Without any command: upkeep looks.
+    assert_eq!(lab.node().wait("an end by itself").code(), Some(73), "{}", lab.logs());
+
+    let after = lab.enqueue_program("after", "");
+    lab.start_node(None);
+    assert_eq!(lab.ended(&after).state, "succeeded");
+    let now = journal(&lab);
+    assert_eq!(now["journal_id"], known["journal_id"]);
+    let ids = |journal: &serde_json::Value| {
+        let lines = journal["commands"].as_array().unwrap().clone();
+        lines.into_iter().map(|line| line["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert!(ids(&now).contains(&before.to_string()), "{now}");
+    assert_eq!((lab.runs("before"), lab.runs("after")), (1, 1));
+}
+
+#[test]
+fn of_daemons_started_at_once_one_runs_and_the_others_name_it_and_end() {
+    let mut lab = Lab::joined();
+    for round in 0..6 {
+        let daemons: Vec<_> = (0..3)
+            .map(|_| {
+                let mut command = lab.bcd(&["node"], None);
+                command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+                command.spawn().expect("bcd starts")
+            })
+            .collect();
+        let mut daemons: Vec<Option<std::process::Child>> = daemons.into_iter().map(Some).collect();
+        let mut ended = Vec::new();
+        until("two that end", || {
+            for slot in &mut daemons {
+                if slot.as_mut().is_some_and(|child| child.try_wait().unwrap().is_some()) {
+                    ended.push(slot.take().unwrap().wait_with_output().unwrap());
+                }
+            }
+            (ended.len() >= 2).then_some(())
+        });
+        let mut one = daemons.into_iter().flatten().next().expect("one runs on");
+        for output in &ended {
+            let text = shown(output);
+            assert_eq!(output.status.code(), Some(75), "round {round}: {text}");
+            assert!(text.contains(&format!("pid {}", one.id())), "round {round}: {text}");
+        }
+        assert_eq!(status(&lab)["pid"], one.id());
+        one.kill().unwrap();
+        one.wait().unwrap();
+    }
+    lab.start_node(None);
+    lab.probe();
+}
+
+fn floors(lab: &Lab) -> PathBuf {
+    lab.path("node/floors.json")
+}
+
+#[test]
+fn floors_that_cannot_be_written_end_no_session_and_are_written_when_they_can_be() {
+    let mut lab = Lab::joined();
+    std::fs::write(lab.path("faults"), "state.create 122\n").unwrap();
+    lab.start_node(None);
+    until("the condition", || (conditions(&lab) == ["disk"]).then_some(()));
+    assert!(refused_until_it_expires(&lab, "refused").contains("disk"));
+    assert_eq!(status(&lab)["session"]["state"], "live");
+    assert!(!floors(&lab).exists());
+    std::fs::remove_file(lab.path("faults")).unwrap();
+    until("the floors", || floors(&lab).exists().then_some(()));
+    until("the end of the condition", || conditions(&lab).is_empty().then_some(()));
+    lab.probe();
+}
+
+#[test]
+fn a_lost_journal_takes_its_mark_from_the_floors() {
+    let mut lab = Lab::joined();
+    lab.start_node(None);
+    until("the floors of a Welcome", || floors(&lab).exists().then_some(()));
+    lab.kill_node();
+    let mut known: serde_json::Value = serde_json::from_slice(&std::fs::read(floors(&lab)).unwrap()).unwrap();
+    let joined_mark = journal(&lab)["mark"].as_str().unwrap().to_owned();
+    assert!(known["server_time_mark"].as_str().unwrap() >= joined_mark.as_str(), "{known} {joined_mark}");
+
+    // A mark that no gateway of this year has: whoever heeds it refuses the Welcome.
+    known["server_time_mark"] = "2100-01-01T00:00:00Z".into();
+    std::fs::write(floors(&lab), known.to_string()).unwrap();
+    for name in ["journal.db", "journal.db-wal"] {
+        let _ = std::fs::remove_file(lab.path("node").join(name));
+    }
+    lab.start_node(None);
+    // The certificate has run out by that mark, or the Welcome lies before it: either way it is heeded.
+    let reason =
+        until("a refusal", || status(&lab)["session"]["last_end"]["reason"].as_str().map(str::to_owned));
+    assert!(["time-backwards", "identity-expired"].contains(&reason.as_str()), "{reason}");
+    assert!(status(&lab)["server_time"].as_str().unwrap().starts_with("2100-"));
+}
