@@ -8,6 +8,7 @@ pub mod model;
 
 pub mod clock;
 pub mod failpoint;
+pub mod ports;
 pub mod write_fault;
 
 pub mod wire;
@@ -25,6 +26,8 @@ pub mod session;
 pub mod admission;
 
 pub mod journal;
+
+pub mod host;
 
 pub mod exec;
 

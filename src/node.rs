@@ -17,7 +17,6 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
-use rustls::pki_types::UnixTime;
 use tokio::sync::{mpsc, watch};
 
 use crate::clock::Clock;
@@ -28,6 +27,7 @@ use crate::journal::{
     self, Durable, EventLimits, Failed, Journal, Locked, OpenError, Reattached, Recovered, WriteError,
 };
 use crate::model::{BootId, Exit, Incarnation, JournalId, NodeId};
+use crate::ports::Reboot;
 use crate::session::{
     self, HelloFacts, Renewals, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox,
 };
@@ -38,7 +38,7 @@ use crate::upkeep::{self, Conditions, Floors, FloorsError, Upkeep, failed_sync};
 use crate::wire::dsse::{Audience, Policy};
 use crate::wire::grpc::GrpcDialer;
 use crate::wire::link::{Dialer, Endpoint};
-use crate::wire::tls::{self, BUILD_TIME, JudgeTime, Roots};
+use crate::wire::tls::{self, Roots};
 use renewal::Renewal;
 
 /// The journal's log on a host: above SQLite's checkpoint at 1,000 pages of 4 KiB, so that commits overwrite it and
@@ -76,6 +76,8 @@ pub struct Options {
     pub event_limits: EventLimits,
     /// How the journal's writer runs.
     pub journal: journal::Mode,
+    /// Restarts the machine.
+    pub reboot: Arc<dyn Reboot>,
     /// The program `bcd`, started again as each program's supervisor.
     pub program: PathBuf,
     /// What it may take of the disk.
@@ -88,7 +90,13 @@ pub struct Options {
 
 impl Options {
     /// A daemon on this machine, as configured.
-    pub fn new(config: &Config, clock: Arc<dyn Clock>, rng: StdRng, boot_id: BootId) -> Self {
+    pub fn new(
+        config: &Config,
+        clock: Arc<dyn Clock>,
+        rng: StdRng,
+        boot_id: BootId,
+        reboot: Arc<dyn Reboot>,
+    ) -> Self {
         Self {
             state: config.state.clone(),
             endpoints: config.endpoints.clone(),
@@ -101,6 +109,7 @@ impl Options {
             wal_bytes: WAL_BYTES,
             event_limits: config.event_limits,
             journal: journal::Mode::Thread,
+            reboot,
             program: THIS_PROGRAM.into(),
             limits: config.limits,
             dialer: None,
@@ -341,6 +350,7 @@ impl Node {
                 boot_id: self.options.boot_id.clone(),
             },
             state: self.options.state,
+            reboot: self.options.reboot,
             program: self.options.program,
             reattached: self.reattached,
         });
@@ -398,23 +408,11 @@ fn grpc_dialer(
     state: &Path,
 ) -> Result<Arc<dyn Dialer>, BuildError> {
     let roots = Roots::Certificates(identity.gateway_roots.clone());
-    let time = Arc::new(ServerClock(working.clone()));
+    // Certificates of gateways are judged by the working clock.
+    let time = Arc::new(working.clone());
     let tls = tls::client_config(&roots, Some(Arc::clone(&identity.key)), time)
         .map_err(|source| BuildError::Tls { state: state.to_owned(), source })?;
     Ok(Arc::new(GrpcDialer::new(Arc::new(tls))))
-}
-
-/// Certificates of gateways are judged by the working clock.
-#[derive(Debug)]
-struct ServerClock(WorkingClock);
-
-impl JudgeTime for ServerClock {
-    fn now(&self) -> (UnixTime, bool) {
-        let known = self.0.now();
-        let heard = self.0.heard();
-        let time = if heard { known } else { known.max(Some(BUILD_TIME)) };
-        (tls::unix_time(time.unwrap_or(BUILD_TIME)), heard)
-    }
 }
 
 /// One stop signal of two: asked for from outside, or the identity is no longer this process's.

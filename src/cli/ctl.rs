@@ -7,6 +7,9 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use ask::Session;
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
+use serde_json::json;
 
 use crate::gateway::control::{Client, ClientError, Request, Response};
 use crate::model::{CommandId, Exit};
@@ -38,6 +41,28 @@ enum Ctl {
         node: String,
         /// How long the command may wait for its node, seconds.
         #[arg(long, default_value_t = 300)]
+        ttl: u64,
+    },
+    /// Ask a node for all that it holds: assignments, instances, processes, commands.
+    Barrier {
+        /// Which node.
+        node: String,
+        /// How long the command may wait for its node, seconds.
+        #[arg(long, default_value_t = 300)]
+        ttl: u64,
+    },
+    /// Restart a node's machine and wait until it is back.
+    Reboot {
+        /// Which node.
+        node: String,
+        /// Waits this long first, seconds.
+        #[arg(long, value_name = "S", default_value_t = 0)]
+        delay: u64,
+        /// Then waits up to this long for the end of what runs, seconds.
+        #[arg(long, value_name = "S")]
+        drain: Option<u64>,
+        /// How long the command may wait for its node, seconds.
+        #[arg(long, value_name = "S", default_value_t = 300)]
         ttl: u64,
     },
     /// Show one command.
@@ -204,7 +229,18 @@ async fn command(args: Args) -> Result<Exit, CtlError> {
     let mut ctl = Session { gateway: args.gateway, client, json: args.json };
     match args.command {
         Ctl::Exec(exec) => return ctl.exec(exec).await,
-        Ctl::Probe { node, ttl } => return ctl.probe(&node, ttl).await,
+        Ctl::Probe { node, ttl } => return ctl.report(&node, "node.probe", &json!({}), ttl).await,
+        Ctl::Barrier { node, ttl } => {
+            let barrier = format!("b-{:016x}", rand::Rng::random::<u64>(&mut StdRng::from_os_rng()));
+            return ctl.report(&node, "inventory.barrier", &json!({ "barrier_id": barrier }), ttl).await;
+        }
+        Ctl::Reboot { node, delay, drain, ttl } => {
+            let mut args = json!({ "delay_s": delay });
+            if let Some(drain) = drain {
+                args["drain_s"] = drain.into();
+            }
+            return ctl.report(&node, "node.reboot", &args, ttl).await;
+        }
         Ctl::Show { id } => {
             let shown = ctl.ask(Request::Show { id: id.clone() }).await?;
             let Response::Command(view) = shown else { return Err(CtlError::Answer) };

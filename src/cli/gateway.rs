@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use crate::clock::SystemClock;
 use crate::config::LogFormat;
 use crate::gateway::control::{Client, ClientError, Request, Response};
-use crate::gateway::{self, GatewayError, Limits, Options, Ready};
+use crate::gateway::{self, GatewayError, Lies, Limits, Options, Ready};
 use crate::model::Exit;
 use crate::wire::link::Endpoint;
 use crate::wire::version::{self, Range};
@@ -64,6 +64,18 @@ pub(super) struct Args {
     /// Highest protocol version spoken.
     #[arg(long, value_name = "N", default_value_t = version::MAX, hide = true)]
     proto_max: u32,
+    /// Makes every session one for upgrades alone, to see what a node does with other commands.
+    #[arg(long, hide = true)]
+    upgrade_only: bool,
+    /// Lies about the time in each Welcome: this far ahead.
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = duration, hide = true)]
+    welcome_ahead: Duration,
+    /// Lies about the time in each Welcome: this far behind.
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = duration, hide = true)]
+    welcome_behind: Duration,
+    /// Hangs up after each Welcome.
+    #[arg(long, hide = true)]
+    hang_up: bool,
     /// Stops when its standard input ends: the end of whoever started it with a pipe is then its own.
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
@@ -86,6 +98,12 @@ pub(super) fn run(args: Args) -> Exit {
         certificate_life: args.certificate_life,
         limits: Limits { rate: args.rate, streams: args.max_streams, ..Limits::default() },
         protocol,
+        upgrade_only: args.upgrade_only,
+        lies: Lies {
+            welcome_ahead: args.welcome_ahead,
+            welcome_behind: args.welcome_behind,
+            hangs_up: args.hang_up,
+        },
         seed: args.seed,
         ..Options::new(args.state, args.listen)
     };

@@ -72,6 +72,7 @@ fn as_json(kind: &Properties) -> serde_json::Value {
 fn retry_safe(retry_safe: RetrySafe) -> &'static str {
     match retry_safe {
         RetrySafe::Yes => "yes",
+        RetrySafe::No => "no",
         RetrySafe::AsArgumentsSay => "as-arguments-say",
     }
 }

@@ -1,6 +1,7 @@
 //! `bcd node`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
@@ -9,9 +10,17 @@ use tokio::sync::watch;
 
 use super::{ConfigArgs, fail};
 use crate::clock::{self, SystemClock};
-use crate::model::Exit;
+#[cfg(feature = "fakehw")]
+use crate::host::fake_machine::{self, FakeMachine, FakeReboot};
+#[cfg(not(feature = "fakehw"))]
+use crate::host::reboot::SystemReboot;
+use crate::model::{BootId, Exit};
 use crate::node::{Node, Options};
+use crate::ports::Reboot;
 use crate::systemd::Notifier;
+
+/// After a stop of at most 9 s: how long threads that wait for the kernel may take to come back.
+const LEFT_BEHIND: Duration = Duration::from_millis(500);
 
 /// Run the daemon: one session to a gateway, until SIGTERM.
 #[derive(Debug, clap::Args)]
@@ -22,13 +31,14 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
     let config = args.config.load_and_log()?;
-    let boot_id = clock::boot_id().map_err(|error| fail(&error, Exit::Failed))?;
-    let mut options = Options::new(&config, Arc::new(SystemClock), StdRng::from_os_rng(), boot_id);
+    let (say_stop, stop) = watch::channel(false);
+    let (boot_id, reboot) = machine(&say_stop).map_err(|error| fail(&error, Exit::Failed))?;
+    let mut options = Options::new(&config, Arc::new(SystemClock), StdRng::from_os_rng(), boot_id, reboot);
     options.notifier = Arc::new(notifier());
     let node = Node::build(options).map_err(|error| fail(&error, error.exit()))?;
-    super::runtime()?.block_on(async {
+    let runtime = super::runtime()?;
+    let exit = runtime.block_on(async {
         let signals = Signals::listen().map_err(|error| fail(&error, Exit::Failed))?;
-        let (say_stop, stop) = watch::channel(false);
         let run = node.run(stop);
         tokio::pin!(run);
         tokio::select! {
@@ -38,7 +48,28 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
         // Nobody is there to hear it only when the node has ended by itself.
         let _ = say_stop.send(true);
         Ok(run.await)
-    })
+    });
+    // A resolver or a disk that does not answer must not hold up the stop: its thread is left to its fate.
+    runtime.shutdown_timeout(LEFT_BEHIND);
+    exit
+}
+
+/// This boot, and who ends it.
+#[cfg(not(feature = "fakehw"))]
+fn machine(_stop: &watch::Sender<bool>) -> std::io::Result<(BootId, Arc<dyn Reboot>)> {
+    Ok((clock::boot_id()?, Arc::new(SystemReboot::of_this_machine())))
+}
+
+/// This boot, or a fake machine's; who ends it never ends the real one.
+#[cfg(feature = "fakehw")]
+fn machine(stop: &watch::Sender<bool>) -> std::io::Result<(BootId, Arc<dyn Reboot>)> {
+    match std::env::var_os(fake_machine::VARIABLE) {
+        Some(file) => {
+            let machine = FakeMachine::new(file.into());
+            Ok((machine.boot_id()?, Arc::new(machine.port(stop.clone()))))
+        }
+        None => Ok((clock::boot_id()?, Arc::new(FakeReboot::none()))),
+    }
 }
 
 /// A supervisor that cannot be told is no reason not to run: it ends a unit that is never ready by itself.

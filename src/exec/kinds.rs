@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Shared, probe};
+use super::{Shared, barrier, probe, reboot};
 use crate::journal::{Durable, Running};
 use crate::model::limits::TEXT_BYTES;
 use crate::model::{Args, Effect, Outcome, Reason, ServerTime, Terminal};
@@ -51,6 +51,11 @@ pub(super) async fn effect(running: &Durable<Running>, shared: &Shared) -> Ended
     let parts = &shared.parts;
     match running.command.args() {
         Args::Probe(_) => probe::run(&parts.facts, &parts.state).await,
+        Args::Barrier(args) => {
+            barrier::run(&args.barrier_id, &running.command.command().header.id, shared).await
+        }
+        // Started, it is not cancelled any more.
+        Args::Reboot(_) => reboot::run(shared).await,
         // Its supervisor is its only way to run (steps.rs); here it would die with the daemon.
         Args::Exec(_) => Ended {
             state: Terminal::Failed,

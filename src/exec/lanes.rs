@@ -6,6 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::model::{CommandId, Lane};
 
+/// Most credits of a lane, whatever a gateway grants: a command in flight keeps its body of up to 1 MiB, so that three
+/// lanes hold 384 MiB at worst.
+pub const MOST_CREDITS: u32 = 128;
+
 /// Shared state; cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Lanes(Arc<Mutex<State>>);
@@ -17,6 +21,9 @@ struct State {
     running: BTreeSet<CommandId>,
     upgrade_only: bool,
     stopping: bool,
+    /// How many keep a lane closed.
+    closed: BTreeMap<Lane, u32>,
+    rebooting: bool,
 }
 
 /// One credit, held until it is dropped.
@@ -33,15 +40,26 @@ pub struct InFlight {
     id: CommandId,
 }
 
+/// Lanes on which nothing is admitted, until it is dropped.
+#[derive(Debug)]
+pub struct Closed {
+    lanes: Lanes,
+    closed: Vec<Lane>,
+}
+
+/// The machine goes down, until it is dropped.
+#[derive(Debug)]
+pub struct Rebooting(Lanes);
+
 impl Lanes {
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The terms of a Welcome. What is in flight already stays in flight.
+    /// The terms of a Welcome, up to [`MOST_CREDITS`] a lane. What is in flight already stays in flight.
     pub fn set_terms(&self, credits: &BTreeMap<Lane, u32>, upgrade_only: bool) {
         let mut state = self.state();
-        state.credits = credits.clone();
+        state.credits = credits.iter().map(|(lane, most)| (*lane, (*most).min(MOST_CREDITS))).collect();
         state.upgrade_only = upgrade_only;
     }
 
@@ -78,6 +96,31 @@ impl Lanes {
         self.state().running.iter().cloned().collect()
     }
 
+    /// Admits nothing more on these lanes; what is in flight goes on.
+    pub fn close(&self, lanes: &[Lane]) -> Closed {
+        let mut state = self.state();
+        for lane in lanes {
+            *state.closed.entry(*lane).or_default() += 1;
+        }
+        Closed { lanes: self.clone(), closed: lanes.to_vec() }
+    }
+
+    /// Credits of a lane that are in use.
+    pub fn held(&self, lane: Lane) -> u32 {
+        self.state().held.get(&lane).copied().unwrap_or(0)
+    }
+
+    /// From now on an end of this process is a reboot's.
+    pub fn rebooting(&self) -> Rebooting {
+        self.state().rebooting = true;
+        Rebooting(self.clone())
+    }
+
+    /// Whether the machine goes down.
+    pub fn is_rebooting(&self) -> bool {
+        self.state().rebooting
+    }
+
     /// Whether only `daemon.upgrade` is admitted.
     pub fn upgrade_only(&self) -> bool {
         self.state().upgrade_only
@@ -97,7 +140,24 @@ impl Lanes {
 impl State {
     fn free(&self, lane: Lane) -> u32 {
         let count = |map: &BTreeMap<Lane, u32>| map.get(&lane).copied().unwrap_or(0);
-        count(&self.credits).saturating_sub(count(&self.held))
+        if count(&self.closed) > 0 { 0 } else { count(&self.credits).saturating_sub(count(&self.held)) }
+    }
+}
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        let mut state = self.lanes.state();
+        for lane in &self.closed {
+            if let Some(count) = state.closed.get_mut(lane) {
+                *count = count.saturating_sub(1);
+            }
+        }
+    }
+}
+
+impl Drop for Rebooting {
+    fn drop(&mut self) {
+        self.0.state().rebooting = false;
     }
 }
 
@@ -132,5 +192,29 @@ mod tests {
         drop(first);
         drop(second);
         assert_eq!(lanes.free()[&Lane::Work], 1);
+    }
+
+    #[test]
+    fn a_gateway_that_grants_too_much_grants_what_the_node_can_hold() {
+        let lanes = Lanes::default();
+        lanes.set_terms(&BTreeMap::from([(Lane::Work, u32::MAX)]), false);
+        assert_eq!(lanes.free()[&Lane::Work], MOST_CREDITS);
+        let held: Vec<Credit> = std::iter::from_fn(|| lanes.reserve(Lane::Work)).take(1000).collect();
+        assert_eq!(held.len(), 128);
+    }
+
+    #[test]
+    fn a_closed_lane_has_no_credit_until_the_last_who_closed_it_opens_it() {
+        let lanes = Lanes::default();
+        lanes.set_terms(&BTreeMap::from([(Lane::Work, 2), (Lane::Control, 1)]), false);
+        let held = lanes.reserve(Lane::Work).expect("a credit");
+        let work = lanes.close(&[Lane::Work]);
+        let all = lanes.close(&Lane::ALL);
+        drop(work);
+        assert!(lanes.reserve(Lane::Work).is_none() && lanes.reserve(Lane::Control).is_none());
+        assert_eq!(lanes.held(Lane::Work), 1, "what is in flight goes on");
+        drop(held);
+        drop(all);
+        assert_eq!((lanes.free()[&Lane::Work], lanes.free()[&Lane::Control]), (2, 1));
     }
 }

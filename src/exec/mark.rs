@@ -59,6 +59,13 @@ impl Mark {
         &self.0
     }
 
+    /// Parts of a value: its journal, command and attempt. None of what another program wrote under the name.
+    fn parts(value: &str) -> Option<(&str, &str, u32)> {
+        let mut parts = value.split('/');
+        let (journal, command, attempt) = (parts.next()?, parts.next()?, parts.next()?.parse().ok()?);
+        parts.next().is_none().then_some((journal, command, attempt))
+    }
+
     fn is_in(&self, environ: &[u8]) -> bool {
         environ.split(|byte| *byte == 0).any(|entry| {
             entry
@@ -107,12 +114,55 @@ pub(super) fn sweep(mark: &Mark, spared: &[Mark]) -> io::Result<Swept> {
     Ok(swept)
 }
 
+/// A process that was started for a command, or by one that was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Marked {
+    /// Its pid, when it was seen.
+    pub(super) pid: i32,
+    /// The command's id, as its mark has it.
+    pub(super) command: String,
+    /// Which execution.
+    pub(super) attempt: u32,
+}
+
+/// Every process that carries a mark of one of these journals, this process excepted. Blocks.
+///
+/// # Errors
+/// /proc cannot be read, so nobody knows whether there are any.
+pub(super) fn find(journals: &BTreeSet<JournalId>) -> io::Result<Vec<Marked>> {
+    let own = rustix::process::getpid();
+    let mut buffer = Vec::new();
+    let mut found = Vec::new();
+    for pid in pids()?.into_iter().filter(|pid| *pid != own) {
+        if read_environ(pid, &mut buffer).is_ok() {
+            found.extend(marked(pid, &buffer, journals));
+        }
+    }
+    Ok(found)
+}
+
+fn marked(pid: Pid, environ: &[u8], journals: &BTreeSet<JournalId>) -> Option<Marked> {
+    let mut entries = environ.split(|byte| *byte == 0);
+    entries.find_map(|entry| {
+        let value = entry.strip_prefix(VARIABLE.as_bytes())?.strip_prefix(b"=")?;
+        let (journal, command, attempt) = Mark::parts(std::str::from_utf8(value).ok()?)?;
+        let ours = journals.iter().any(|ours| ours.as_str() == journal);
+        let pid = pid.as_raw_nonzero().get();
+        // An id's length: a program may write what it likes into its own environment.
+        let command = CommandId::new(command).ok()?.to_string();
+        ours.then_some(Marked { pid, command, attempt })
+    })
+}
+
 /// A process that cannot be read (gone, a zombie, another user's) does not carry it.
 fn carries(pid: Pid, mark: &Mark, spared: &[Mark], buffer: &mut Vec<u8>) -> bool {
-    buffer.clear();
-    File::open(format!("/proc/{pid}/environ"))
-        .and_then(|file| file.take(ENVIRON_BYTES).read_to_end(buffer))
+    read_environ(pid, buffer)
         .is_ok_and(|_| mark.is_in(buffer) && !spared.iter().any(|spared| spared.is_in(buffer)))
+}
+
+fn read_environ(pid: Pid, buffer: &mut Vec<u8>) -> io::Result<usize> {
+    buffer.clear();
+    File::open(format!("/proc/{pid}/environ"))?.take(ENVIRON_BYTES).read_to_end(buffer)
 }
 
 fn kill(pid: Pid, mark: &Mark, spared: &[Mark], buffer: &mut Vec<u8>) -> bool {

@@ -13,6 +13,8 @@
 //! admission are bounded by the credits: each holds one. What is promised: a command's answers leave in the order
 //! ACCEPTED, RUNNING, result; nothing starts before RUNNING and the begun record are durable.
 
+mod arrivals;
+mod barrier;
 mod cancel;
 #[cfg(test)]
 mod documented;
@@ -23,6 +25,7 @@ pub mod leftovers;
 mod mark;
 mod probe;
 mod process;
+mod reboot;
 mod steps;
 pub mod supervise;
 mod supervised;
@@ -34,16 +37,19 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, RwLock, Semaphore, mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 pub use lanes::Lanes;
 pub use leftovers::Leftovers;
 pub use probe::ProbeFacts;
 
+use self::arrivals::{Arrival, Arrivals};
 use self::cancel::{Cancellable, Cancels};
 use self::lanes::{Credit, InFlight};
 use crate::admission::Context;
 use crate::journal::{Admission, Durable, Journal, Reattached};
 use crate::model::{Answer, AnswerState, CommandId, Digest, EventType, Kind, Lane, NewEvent, Reason, Role};
+use crate::ports::Reboot;
 use crate::session::outbox::{OutboxSender, Outgoing};
 use crate::session::working_clock::WorkingClock;
 use crate::wire::dsse::{self, Audience, Envelope, Policy};
@@ -55,6 +61,9 @@ const ADMITTING: usize = 64;
 
 /// After the last delivery: how long commands that are between two steps may take to write them.
 const SETTLE: Duration = Duration::from_secs(1);
+
+/// What an older daemon left is looked at this often: whether signed time has ended it.
+const EXPIRE: Duration = Duration::from_secs(60);
 
 /// What an executor is made of.
 #[derive(Debug)]
@@ -79,6 +88,8 @@ pub struct Parts {
     pub facts: ProbeFacts,
     /// The state directory.
     pub state: PathBuf,
+    /// Restarts the machine.
+    pub reboot: Arc<dyn Reboot>,
     /// The program `bcd`, started again as each program's supervisor.
     pub program: PathBuf,
     /// Programs of earlier daemons that still run.
@@ -105,6 +116,7 @@ struct Attached {
 struct Shared {
     parts: Parts,
     cancels: Cancels,
+    arrivals: Arrivals,
     /// Held shared by every task but for the time of an effect: whoever takes it alone knows that no step is half
     /// written, and that none will be.
     steps: RwLock<()>,
@@ -114,7 +126,8 @@ impl Executor {
     /// A new one. What still runs is in flight when this returns: before the first Hello.
     pub fn new(mut parts: Parts) -> Self {
         let reattached = std::mem::take(&mut parts.reattached);
-        let shared = Shared { parts, cancels: Cancels::default(), steps: RwLock::new(()) };
+        let (cancels, arrivals) = (Cancels::default(), Arrivals::default());
+        let shared = Shared { parts, cancels, arrivals, steps: RwLock::new(()) };
         let attached = reattached.into_iter().map(|reattached| shared.attach(reattached)).collect();
         Self { shared: Arc::new(shared), attached }
     }
@@ -125,6 +138,9 @@ impl Executor {
         let turns = Arc::new(Semaphore::new(ADMITTING));
         let mut tasks = JoinSet::new();
         let mut stopping = false;
+        // Recovery has looked just now.
+        let mut expire = interval_at(Instant::now() + EXPIRE, EXPIRE);
+        expire.set_missed_tick_behavior(MissedTickBehavior::Delay);
         for attached in self.attached {
             let shared = Arc::clone(&self.shared);
             tasks.spawn(async move { steps::from_attached(&shared, attached).await });
@@ -136,9 +152,14 @@ impl Executor {
                     self.shared.parts.lanes.stop();
                 }
                 Some(task) = tasks.join_next() => report(task),
+                _ = expire.tick(), if !stopping => {
+                    tasks.spawn(Arc::clone(&self.shared).expire_left());
+                }
                 next = next(&turns, &mut deliveries) => match next {
                     Some((turn, delivery)) => {
-                        tasks.spawn(Arc::clone(&self.shared).deliver(delivery, turn));
+                        // Before the task runs: what came first is then known to whoever comes next.
+                        let arrival = self.shared.arrive(&delivery);
+                        tasks.spawn(Arc::clone(&self.shared).deliver(delivery, turn, arrival));
                     }
                     None => break,
                 },
@@ -192,9 +213,21 @@ impl Shared {
         }
     }
 
-    async fn deliver(self: Arc<Self>, delivery: Delivery, turn: OwnedSemaphorePermit) {
+    fn arrive(&self, delivery: &Delivery) -> Option<Arrival> {
         match delivery {
-            Delivery::Command(frame) => self.command(frame.envelope, turn).await,
+            Delivery::Command(frame) => Some(self.arrivals.arrive(frame.seq)),
+            Delivery::Cancel { .. } | Delivery::Malformed { .. } => None,
+        }
+    }
+
+    async fn deliver(
+        self: Arc<Self>,
+        delivery: Delivery,
+        turn: OwnedSemaphorePermit,
+        arrival: Option<Arrival>,
+    ) {
+        match delivery {
+            Delivery::Command(frame) => self.command(frame.envelope, turn, arrival).await,
             Delivery::Cancel { command_id, envelope } => self.cancel(&command_id, &envelope).await,
             Delivery::Malformed { body_sha256, detail } => {
                 self.refuse(None, body_sha256, Reason::Invalid, detail);
@@ -202,7 +235,7 @@ impl Shared {
         }
     }
 
-    async fn command(&self, envelope: Envelope, turn: OwnedSemaphorePermit) {
+    async fn command(&self, envelope: Envelope, turn: OwnedSemaphorePermit, arrival: Option<Arrival>) {
         let between_steps = self.steps.read().await;
         let verified = match dsse::verify_command(&envelope, &self.parts.audience, self.parts.policy) {
             Ok(verified) => verified,
@@ -222,17 +255,20 @@ impl Shared {
         let credit = lane.and_then(|lane| self.parts.lanes.reserve(lane));
         let context = self.context(credit.is_some());
         let admission = self.parts.journal.admit(verified, context).await;
-        drop(turn);
+        drop((turn, arrival));
         match admission {
             Ok(Admission::Answered(answer)) => self.say(Outgoing::Passing(answer)),
             Ok(Admission::Ended(done)) => self.say(Outgoing::Result(done)),
             Ok(Admission::Accepted(accepted)) => {
                 let cancellable = self.cancels.enter(id.clone(), self.boot());
                 self.pass(Some(id), body_sha256, AnswerState::Accepted);
+                // It may wait for long, and its end frees nothing.
+                let _credit = credit.filter(|_| !accepted.command.kind().properties().self_terminating);
                 steps::from_accepted(self, accepted, cancellable, between_steps).await;
             }
             Ok(Admission::Restarted(running)) => {
                 let cancellable = self.cancels.enter(id, self.boot());
+                let _credit = credit;
                 steps::from_running(self, running, cancellable, between_steps).await;
             }
             Err(error) => {
@@ -240,7 +276,6 @@ impl Shared {
                 self.refuse(Some(id), body_sha256, Reason::Busy, error.why.token().to_owned());
             }
         }
-        drop(credit);
     }
 
     async fn cancel(&self, command_id: &CommandId, envelope: &Envelope) {
@@ -268,6 +303,21 @@ impl Shared {
             }
             Ok(None) => tracing::info!(%id, "a cancellation waits for its command"),
             Err(error) => tracing::warn!(%id, %error, "a cancelled command cannot be looked up"),
+        }
+    }
+
+    /// Ends what an older daemon left, nobody delivered again, and signed time has passed by now.
+    async fn expire_left(self: Arc<Self>) {
+        let Some(signed) = self.parts.working.signed() else { return };
+        let _between_steps = self.steps.read().await;
+        match self.parts.journal.expire_left(signed).await {
+            Ok(ended) => {
+                for done in ended {
+                    tracing::info!(id = %done.id, reason = ?done.outcome.reason, "left by an older daemon; ended");
+                    self.say(Outgoing::Result(done));
+                }
+            }
+            Err(error) => tracing::warn!(%error, "what an older daemon left cannot be ended yet"),
         }
     }
 

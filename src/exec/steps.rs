@@ -12,9 +12,10 @@ use tokio::sync::RwLockReadGuard;
 use tokio::time;
 
 use super::cancel::{Cancellable, Cancelled};
+use super::lanes::Closed;
 use super::supervise::job::Job;
 use super::supervised::{self, StartError, Supervised};
-use super::{Attached, Shared, kinds};
+use super::{Attached, Shared, kinds, reboot};
 use crate::failpoint;
 use crate::journal::begun::Record;
 use crate::journal::{Accepted, Begun, BegunError, Durable, Running, WriteError};
@@ -46,6 +47,7 @@ pub(super) async fn from_accepted(
     mut cancellable: Cancellable,
     between_steps: RwLockReadGuard<'_, ()>,
 ) {
+    let (_closed, between_steps) = ready(shared, &accepted, &mut cancellable.cancelled, between_steps).await;
     let mut waits = Waits::new();
     let running = loop {
         if cancellable.cancelled.is_requested() {
@@ -67,6 +69,19 @@ pub(super) async fn from_accepted(
         }
     };
     from_running(shared, running, cancellable, between_steps).await;
+}
+
+/// Waits for the moment at which a command may start. While it waits it is between no two steps.
+async fn ready<'a>(
+    shared: &'a Shared,
+    accepted: &Durable<Accepted>,
+    cancelled: &mut Cancelled,
+    between_steps: RwLockReadGuard<'a, ()>,
+) -> (Option<Closed>, RwLockReadGuard<'a, ()>) {
+    let Args::Reboot(args) = accepted.command.args() else { return (None, between_steps) };
+    drop(between_steps);
+    let closed = reboot::wait(args, shared, cancelled).await;
+    (closed, shared.steps.read().await)
 }
 
 /// Carries out a command whose RUNNING is durable.
@@ -194,8 +209,9 @@ async fn create_begun(
     running: Durable<Running>,
 ) -> (Durable<Running>, Result<Begun, BegunError>) {
     let (state, journal) = (shared.parts.state.clone(), shared.parts.journal.id());
+    let boot = shared.parts.facts.boot_id.clone();
     let created = tokio::task::spawn_blocking(move || {
-        let made = Begun::create(&state, &journal, &running);
+        let made = Begun::create(&state, &journal, &boot, &running);
         (running, made)
     });
     match created.await {

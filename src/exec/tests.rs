@@ -1,7 +1,14 @@
 //! The executor over a real journal: what is answered, what is started, what is not.
 
-use std::collections::BTreeMap;
+mod barrier;
+mod outliving;
+mod reboot;
 
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use rand::SeedableRng as _;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -12,6 +19,7 @@ use super::*;
 use crate::clock::SystemClock;
 use crate::journal::{At, Faults, Journal, Locked, Mode, Options};
 use crate::model::{BootId, Effect, Incarnation, JournalId, Lane, NodeId, Outcome, ServerTime, Terminal};
+use crate::ports::RebootError;
 use crate::session::outbox::{Outbox, outbox};
 use crate::wire::dsse::{CANCEL_TYPE, COMMAND_TYPE};
 use crate::wire::frames::CommandFrame;
@@ -52,14 +60,33 @@ struct Bench {
     stop: watch::Sender<bool>,
     outbox: Outbox,
     run: JoinHandle<()>,
+    reboots: Arc<CountedReboots>,
 }
 
-fn options(dir: &TempDir, incarnation: &str) -> Options {
+/// Counts, and answers as it is told to.
+#[derive(Debug, Default)]
+struct CountedReboots {
+    asked: AtomicUsize,
+    refuses: AtomicBool,
+    panics: AtomicBool,
+}
+
+impl Reboot for CountedReboots {
+    fn reboot(&self) -> BoxFuture<'static, Result<(), RebootError>> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        assert!(!self.panics.load(Ordering::SeqCst), "as the test asked");
+        let refused = self.refuses.load(Ordering::SeqCst);
+        let answer = if refused { Err(RebootError::Refused("not today".into())) } else { Ok(()) };
+        std::future::ready(answer).boxed()
+    }
+}
+
+fn options(dir: &TempDir, incarnation: &str, boot: &str) -> Options {
     Options {
         state: dir.path().to_owned(),
         node_id: NodeId::new("n-1").expect("an id"),
         incarnation: Incarnation::new(incarnation).expect("an id"),
-        boot_id: BootId::new("b-1").expect("an id"),
+        boot_id: BootId::new(boot).expect("an id"),
         wal_bytes: 64 << 10,
         mode: Mode::Thread,
     }
@@ -69,7 +96,7 @@ impl Bench {
     fn new() -> Self {
         let own_alone = std::os::unix::fs::PermissionsExt::from_mode(0o700);
         let dir = tempfile::Builder::new().permissions(own_alone).tempdir().expect("a directory");
-        let options = options(&dir, "i-1");
+        let options = options(&dir, "i-1", "b-1");
         let birth = Some(time("2026-11-29T09:00:00Z"));
         Locked::create(&options, birth, journal_id()).expect("a journal");
         Self::over(dir, "i-1")
@@ -77,9 +104,14 @@ impl Bench {
 
     /// Another daemon process over the same state.
     fn over(dir: TempDir, incarnation: &str) -> Self {
+        Self::over_in(dir, incarnation, "b-1")
+    }
+
+    /// Another daemon process over the same state, in that boot.
+    fn over_in(dir: TempDir, incarnation: &str, boot: &str) -> Self {
         let faults = Faults::default();
-        let locked = Locked::open(options(&dir, incarnation), journal_id()).expect("a journal");
-        let boot_id = BootId::new("b-1").expect("an id");
+        let locked = Locked::open(options(&dir, incarnation, boot), journal_id()).expect("a journal");
+        let boot_id = BootId::new(boot).expect("an id");
         let leftovers = Leftovers::settle(&locked, dir.path(), &boot_id).expect("records");
         let (journal, recovered) = locked
             .with_faults(faults.clone())
@@ -90,6 +122,7 @@ impl Bench {
         let (sender, outbox) = outbox();
         let (deliveries, received) = mpsc::channel(16);
         let (stop, stopped) = watch::channel(false);
+        let reboots = Arc::new(CountedReboots::default());
         let parts = Parts {
             journal: journal.clone(),
             working: WorkingClock::new(Arc::new(SystemClock), Some(time("2026-11-29T10:00:10Z")), None),
@@ -107,19 +140,24 @@ impl Bench {
                 site: "fra1".into(),
                 role: Role::Host,
                 daemon_version: "0.1.0".into(),
-                boot_id: BootId::new("b-1").expect("an id"),
+                boot_id: BootId::new(boot).expect("an id"),
             },
             state: dir.path().to_owned(),
+            reboot: reboots.clone(),
             program: program(),
             reattached: recovered.reattached,
         };
         let run = tokio::spawn(Executor::new(parts).run(received, stopped));
-        Self { dir, journal, faults, lanes, deliveries, stop, outbox, run }
+        Self { dir, journal, faults, lanes, deliveries, stop, outbox, run, reboots }
     }
 
     async fn deliver(&self, body: &Value) {
+        self.deliver_as(1, body).await;
+    }
+
+    async fn deliver_as(&self, seq: u64, body: &Value) {
         let envelope = envelope(COMMAND_TYPE, body);
-        let frame = CommandFrame { seq: 1, delivery_attempt: 1, envelope, approvals: Vec::new() };
+        let frame = CommandFrame { seq, delivery_attempt: 1, envelope, approvals: Vec::new() };
         self.deliveries.send(Delivery::Command(frame)).await.expect("a running executor");
     }
 
@@ -490,4 +528,38 @@ fn a_document_without_a_signature_moves_signed_time_only_where_the_policy_vouche
     assert!(vouched(Policy::All, true));
 }
 
-mod outliving;
+#[tokio::test]
+async fn a_panic_in_a_kinds_code_ends_that_command_and_nothing_else() {
+    let mut bench = Bench::new();
+    bench.reboots.panics.store(true, Ordering::SeqCst);
+    bench.deliver(&body("c-1", "node.reboot", json!({}))).await;
+    let outcome = bench.result().await;
+    assert_eq!(ending(&outcome), (Terminal::Failed, Some(Reason::Interrupted), Effect::Unknown));
+    assert!(bench.lanes.running_ids().is_empty() && !bench.lanes.is_rebooting());
+    bench.deliver(&probe("c-2")).await;
+    assert_eq!(bench.result().await.state, Terminal::Succeeded);
+}
+
+#[tokio::test]
+async fn what_a_dead_daemon_left_ends_when_signed_time_passes_it_though_nobody_delivers_it_again() {
+    let mut bench = Bench::new();
+    // It cannot be started: the disk is full after the accept.
+    bench.faults.fail_some(At::Commit, SQLITE_FULL, 1, u32::MAX);
+    bench.deliver(&bench.exec("c-1", "")).await;
+    assert_eq!(bench.answer().await, Said::Accepted);
+    let dir = bench.crash().await;
+
+    let mut bench = Bench::over(dir, "i-2");
+    // A signed document of a later time; no word of c-1.
+    let mut later = probe("c-2");
+    later["issued_at"] = NOT_AFTER.into();
+    later["not_after"] = "2026-11-29T12:00:00Z".into();
+    bench.deliver(&later).await;
+    assert_eq!(bench.result().await.state, Terminal::Succeeded);
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(61)).await;
+    tokio::time::resume();
+    let outcome = bench.result().await;
+    assert_eq!(ending(&outcome), (Terminal::Rejected, Some(Reason::Expired), Effect::None));
+    assert_eq!(bench.effects(), 0);
+}

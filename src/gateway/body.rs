@@ -57,6 +57,7 @@ pub fn routing(kind: &str, args: &RawValue) -> (Lane, bool) {
     let properties = kind.properties();
     let retry_safe = match properties.retry_safe {
         RetrySafe::Yes => true,
+        RetrySafe::No => false,
         RetrySafe::AsArgumentsSay => {
             strict::parse::<ExecArgs>(args.get().as_bytes()).is_ok_and(|args| args.retry_safe)
         }

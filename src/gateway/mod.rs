@@ -15,6 +15,7 @@ pub mod control;
 mod credits;
 mod hello;
 mod hub;
+mod lies;
 mod node_events;
 mod peer;
 mod service;
@@ -42,6 +43,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
 pub use admission::Limits;
+pub use lies::Lies;
 pub use state_dir::CONTROL_SOCKET;
 
 use crate::clock::Clock;
@@ -92,6 +94,10 @@ pub struct Options {
     pub limits: Limits,
     /// Versions spoken.
     pub protocol: Range,
+    /// Every session is for upgrades alone. Commands of other kinds are sent all the same: the node is to refuse them.
+    pub upgrade_only: bool,
+    /// What it does that an honest gateway does not.
+    pub lies: Lies,
     /// Seed of everything random; absent: the system's.
     pub seed: Option<u64>,
 }
@@ -109,6 +115,8 @@ impl Options {
             certificate_life: Duration::from_secs(24 * 3600),
             limits: Limits::default(),
             protocol: Range::OWN,
+            upgrade_only: false,
+            lies: Lies::default(),
             seed: None,
         }
     }
@@ -124,6 +132,8 @@ struct Settings {
     certificate_life: Duration,
     limits: Limits,
     protocol: Range,
+    upgrade_only: bool,
+    lies: Lies,
 }
 
 /// Why a gateway does not run, or stopped.
@@ -209,6 +219,8 @@ pub async fn run(
         certificate_life: options.certificate_life,
         limits: options.limits,
         protocol: options.protocol,
+        upgrade_only: options.upgrade_only,
+        lies: options.lies,
     };
     let hub = Arc::new(Hub::new(settings, store, ca, clock, rng));
     let control_path = options.state.join(CONTROL_SOCKET);

@@ -115,11 +115,12 @@ impl Service {
             proto,
             proto_min: settings.protocol.min(),
             proto_max: settings.protocol.max(),
-            server_time_ms: hub.now().0,
+            server_time_ms: settings.lies.welcome_time(hub.now()).0,
             heartbeat_interval_ms: u32::try_from(settings.heartbeat_interval.as_millis()).unwrap_or(u32::MAX),
             lane_credits: settings.lane_credits.iter().map(|(lane, n)| (lane.name().into(), *n)).collect(),
             journal_id: journal_id.to_string(),
             acked_event_seq: opened.acked_event_seq,
+            upgrade_required: settings.upgrade_only,
             ..Default::default()
         };
         tracing::info!(node = %peer.node, epoch = opened.epoch, "session opened");

@@ -193,6 +193,9 @@ impl Session {
     async fn serve_frames(&mut self) -> Result<SessionEnd, Ended> {
         let welcome = std::mem::take(&mut self.opening.welcome);
         self.send(Out::Welcome(welcome)).await?;
+        if self.hub.settings.lies.hangs_up {
+            return Ok(self.closed_by_node());
+        }
         let acks = std::mem::take(&mut self.opening.acks);
         self.ack(None, acks).await?;
         loop {
@@ -304,7 +307,7 @@ impl Session {
             match applied {
                 Applied::Ended(_, lane) | Applied::BackOff(lane, false) => self.credits.released(*lane),
                 Applied::BackOff(lane, true) => self.credits.exhausted(*lane),
-                Applied::Nothing | Applied::Progress | Applied::Late(_) => {}
+                Applied::Nothing | Applied::Progress | Applied::Late(_) | Applied::Completed(_) => {}
             }
         }
     }

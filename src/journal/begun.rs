@@ -5,6 +5,7 @@
 //! so that a second start of the same command meets it, and it lives as long as the command's tombstone. That of a
 //! program also says who supervises it, so that the next daemon finds it again.
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -39,6 +40,9 @@ pub struct Record {
     pub not_after: ServerTime,
     /// When it started, by the working clock.
     pub started: Option<ServerTime>,
+    /// The boot that it began in; absent in records of builds that did not say.
+    #[serde(default)]
+    pub boot_id: Option<BootId>,
     /// Whether it may run twice: then a record forbids its own attempt alone.
     #[serde(default)]
     pub retry_safe: bool,
@@ -124,6 +128,7 @@ impl Record {
             started: running.started,
             retry_safe: running.command.retry_safe(),
             supervisor: None,
+            boot_id: None,
         }
     }
 
@@ -162,9 +167,10 @@ impl Begun {
     pub fn create(
         state: &Path,
         journal_id: &JournalId,
+        boot_id: &BootId,
         running: &Durable<Running>,
     ) -> Result<Self, BegunError> {
-        Record::of(journal_id, running).create(state)
+        Record { boot_id: Some(boot_id.clone()), ..Record::of(journal_id, running) }.create(state)
     }
 
     /// Where the record lies.
@@ -247,6 +253,14 @@ pub(super) fn read_all(state: &Path) -> io::Result<Records> {
     records.whole.extend(super::ended::without_begun(state)?);
     records.whole.sort_by(|a, b| (&a.id, a.attempt).cmp(&(&b.id, b.attempt)));
     Ok(records)
+}
+
+/// The journals that the records were made under. Blocks.
+///
+/// # Errors
+/// The records cannot be read.
+pub fn journals(state: &Path) -> io::Result<BTreeSet<JournalId>> {
+    Ok(read_all(state)?.whole.into_iter().map(|record| record.journal_id).collect())
 }
 
 fn read(path: &Path) -> io::Result<Option<Record>> {

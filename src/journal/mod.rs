@@ -29,6 +29,7 @@ mod rows;
 mod schema;
 mod settings;
 mod trouble;
+mod unfinished;
 mod writer;
 
 #[cfg(all(test, feature = "fakehw"))]
@@ -52,6 +53,7 @@ pub use recovery::Left;
 pub use rescue::Failed;
 pub use room::{LEAST_STATE_BYTES, Limits, RESERVE_BYTES};
 pub use trouble::{Source, Trouble, why};
+pub use unfinished::Unfinished;
 
 use crate::model::{Answer, BootId, CommandId, Done, Event, Incarnation, JournalId, NodeId, ServerTime};
 

@@ -17,7 +17,7 @@ use super::events::{self, EventCounts, EventLimits};
 use super::faults::Faults;
 use super::lock::Lock;
 use super::record::{Reattached, State};
-use super::recovery::{self, Becomes, Found, Left};
+use super::recovery::{self, Becomes, BootSays, Found, Left};
 use super::rescue::Identity;
 use super::room::{self, Limits, Room};
 use super::rows::{self, Row};
@@ -25,7 +25,7 @@ use super::schema::{self, Head};
 use super::trouble::Troubles;
 use super::{Facts, Journal, Options, Recovered, files, ops, settings};
 use crate::clock::{Clock, SystemClock};
-use crate::model::{CommandId, EventType, JournalId, NewEvent, Outcome, ServerTime};
+use crate::model::{BootId, CommandId, EventType, JournalId, Kind, NewEvent, Outcome, ServerTime};
 
 /// An open, locked journal in which nothing has been recovered yet: the moment to end leftover programs.
 #[derive(Debug)]
@@ -368,6 +368,22 @@ fn started(core: &Core, recovered: &Recovered) -> NewEvent {
     NewEvent::new(EventType::DaemonStarted, body)
 }
 
+/// What the boot id says of a command of this kind that began, or was accepted, in the boot that `began` names.
+fn boot_says(
+    core: &Core,
+    kind: &str,
+    began: impl FnOnce() -> rusqlite::Result<Option<BootId>>,
+) -> rusqlite::Result<BootSays> {
+    if !Kind::from_name(kind).is_some_and(Kind::ends_in_a_new_boot) {
+        return Ok(BootSays::Nothing);
+    }
+    Ok(match began()? {
+        None => BootSays::Nothing,
+        Some(boot) if boot == core.boot_id => BootSays::SameBoot,
+        Some(_) => BootSays::OtherBoot,
+    })
+}
+
 /// The row that a lost journal had, or an old copy has not.
 fn row_of(record: &Record) -> Row {
     Row {
@@ -417,6 +433,10 @@ fn settle_one(
         executions: row.attempt,
         left,
         expired,
+        boot: boot_says(core, &row.kind, || match own {
+            Some(record) => Ok(record.boot_id.clone()),
+            None => rows::boot_of(&core.conn, &id),
+        })?,
     };
     let becomes = recovery::becomes(found);
     match becomes {
@@ -440,6 +460,10 @@ fn settle_one(
         Becomes::Expired => {
             let outcome = Outcome { finished: signed, ..ops::expired(row.not_after) };
             ops::end(core, row, &outcome)?;
+        }
+        Becomes::Rebooted => {
+            let outcome = Outcome { finished: signed, ..Outcome::rebooted(attempt, started) };
+            ops::end(core, Row { started, ..row }, &outcome)?;
         }
         Becomes::Ended | Becomes::Interrupted => {
             let interrupted = Outcome { finished: signed, ..Outcome::interrupted(attempt, started) };

@@ -17,6 +17,19 @@ pub struct Found {
     pub left: Left<()>,
     /// Signed time has passed not_after.
     pub expired: bool,
+    /// What the boot id says of it.
+    pub boot: BootSays,
+}
+
+/// What the boot id says of a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BootSays {
+    /// Nothing: a new boot is not what its kind is for, or its boot is not known.
+    Nothing,
+    /// It was to end this boot, and did not.
+    SameBoot,
+    /// It was to end a boot, and this is another one.
+    OtherBoot,
 }
 
 /// What is left of the process that carried a command out; `O` is how it ended.
@@ -41,6 +54,8 @@ pub enum Becomes {
     WaitsRunning,
     /// DONE, REJECTED `expired`: nothing had begun.
     Expired,
+    /// DONE, SUCCEEDED `rebooted`: the machine has another boot since it began.
+    Rebooted,
     /// RUNNING under the new incarnation: its process is alive.
     Reattached,
     /// DONE, with the outcome that its process wrote.
@@ -57,6 +72,10 @@ pub fn becomes(found: Found) -> Becomes {
         (_, Left::Ended(())) => return Becomes::Ended,
         (_, Left::Alive) => return Becomes::Reattached,
         (_, Left::Nothing) => {}
+    }
+    let never_began = found.row == Some(State::Accepted) && !begun;
+    if found.boot == BootSays::OtherBoot && !never_began {
+        return Becomes::Rebooted;
     }
     match (found.row, begun, found.retry_safe, found.expired) {
         (Some(State::Done | State::Tombstone), _, _, _) => Becomes::Stays,
@@ -86,6 +105,7 @@ mod tests {
         executions: 0,
         left: Left::Nothing,
         expired: false,
+        boot: BootSays::Nothing,
     };
     const RUNNING: Found = Found { row: Some(State::Running), executions: 1, ..ACCEPTED };
 
@@ -128,6 +148,35 @@ mod tests {
         let retry_safe = Found { retry_safe: true, ..RUNNING };
         assert_eq!(becomes(retry_safe), Becomes::WaitsRunning);
         assert_eq!(becomes(Found { expired: true, ..retry_safe }), Becomes::Interrupted);
+    }
+
+    #[test]
+    fn a_reboot_that_ran_is_done_in_another_boot_and_interrupted_in_the_same_one() {
+        for begun in [false, true] {
+            for expired in [false, true] {
+                let found = Found { begun, expired, ..RUNNING };
+                assert_eq!(becomes(Found { boot: BootSays::OtherBoot, ..found }), Becomes::Rebooted);
+                assert_eq!(becomes(Found { boot: BootSays::SameBoot, ..found }), Becomes::Interrupted);
+            }
+        }
+    }
+
+    #[test]
+    fn a_reboot_that_only_a_begun_record_tells_of_is_judged_by_its_boot_too() {
+        for row in [None, Some(State::Accepted)] {
+            let found = Found { row, begun: true, ..RUNNING };
+            assert_eq!(becomes(Found { boot: BootSays::OtherBoot, ..found }), Becomes::Rebooted);
+            assert_eq!(becomes(Found { boot: BootSays::SameBoot, ..found }), Becomes::Interrupted);
+            assert_eq!(becomes(found), Becomes::Interrupted, "nobody knows its boot");
+        }
+    }
+
+    #[test]
+    fn a_reboot_that_never_began_is_not_done_by_somebody_elses() {
+        let found = Found { boot: BootSays::OtherBoot, ..ACCEPTED };
+        assert_eq!(becomes(found), Becomes::WaitsAccepted);
+        assert_eq!(becomes(Found { expired: true, ..found }), Becomes::Expired);
+        assert_eq!(becomes(Found { row: Some(State::Done), ..found }), Becomes::Stays);
     }
 
     #[test]

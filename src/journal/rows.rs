@@ -81,6 +81,14 @@ pub(super) fn find(conn: &Connection, id: &CommandId) -> rusqlite::Result<Option
     conn.prepare_cached(select!("WHERE id = ?"))?.query_row([id.as_str()], row_of).optional()
 }
 
+/// The boot in which a row was written last.
+pub(super) fn boot_of(conn: &Connection, id: &CommandId) -> rusqlite::Result<Option<BootId>> {
+    let sql = "SELECT boot_id FROM commands WHERE id = ?";
+    conn.prepare_cached(sql)?
+        .query_row([id.as_str()], |row| parsed(0, BootId::new(row.get::<_, String>(0)?)))
+        .optional()
+}
+
 /// Commands that have not ended.
 pub(super) fn unfinished(conn: &Connection) -> rusqlite::Result<Vec<Row>> {
     conn.prepare(select!("WHERE state < 3 ORDER BY id"))?.query_map([], row_of)?.collect()

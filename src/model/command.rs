@@ -5,7 +5,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::ids::{CommandId, Digest, NodeId};
+use super::ids::{BarrierId, CommandId, Digest, NodeId};
 use super::kind::Kind;
 use super::limits::{ARG_BYTES, ARGV, COMMAND_BODY_BYTES, STREAM_BYTES};
 use super::strict::{self, StrictError, StrictMap};
@@ -133,12 +133,22 @@ pub enum Args {
     Probe(ProbeArgs),
     /// `node.exec`.
     Exec(Box<ExecArgs>),
+    /// `inventory.barrier`.
+    Barrier(BarrierArgs),
+    /// `node.reboot`.
+    Reboot(RebootArgs),
 }
 
 impl Args {
     fn parse(kind: Kind, json: &[u8]) -> Result<Self, ArgsError> {
         match kind {
             Kind::NodeProbe => strict::parse(json).map(Self::Probe),
+            Kind::InventoryBarrier => strict::parse(json).map(Self::Barrier),
+            Kind::NodeReboot => {
+                let args: RebootArgs = strict::parse(json)?;
+                args.check().map_err(StrictError::Invalid)?;
+                Ok(Self::Reboot(args))
+            }
             Kind::NodeExec => {
                 let args: ExecArgs = strict::parse(json)?;
                 args.check()?;
@@ -152,14 +162,17 @@ impl Args {
         match self {
             Self::Probe(_) => Kind::NodeProbe,
             Self::Exec(_) => Kind::NodeExec,
+            Self::Barrier(_) => Kind::InventoryBarrier,
+            Self::Reboot(_) => Kind::NodeReboot,
         }
     }
 
     /// Whether this very command may run twice.
     pub fn retry_safe(&self) -> bool {
         match self {
-            Self::Probe(_) => true,
+            Self::Probe(_) | Self::Barrier(_) => true,
             Self::Exec(exec) => exec.retry_safe,
+            Self::Reboot(_) => false,
         }
     }
 }
@@ -167,6 +180,37 @@ impl Args {
 /// `node.probe` takes none.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct ProbeArgs {}
+
+/// What a barrier is called by whoever asks.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct BarrierArgs {
+    /// Comes back in the answer.
+    pub barrier_id: BarrierId,
+}
+
+/// When to restart the machine.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct RebootArgs {
+    /// Waits this long first, seconds; work goes on.
+    #[serde(default)]
+    pub delay_s: u64,
+    /// Then takes no more work and waits up to this long for what runs on the lanes work and bulk, seconds. Absent:
+    /// does not wait.
+    #[serde(default)]
+    pub drain_s: Option<u64>,
+}
+
+/// Longest delay, and longest drain, of a reboot, seconds.
+const MAX_REBOOT_WAIT_S: u64 = 24 * 3600;
+
+impl RebootArgs {
+    fn check(&self) -> Result<(), String> {
+        if self.delay_s.max(self.drain_s.unwrap_or(0)) > MAX_REBOOT_WAIT_S {
+            return Err(format!("delay_s and drain_s may be at most {MAX_REBOOT_WAIT_S}"));
+        }
+        Ok(())
+    }
+}
 
 /// A program to run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

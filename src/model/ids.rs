@@ -76,6 +76,8 @@ macro_rules! ids {
 ids! {
     /// One machine, given at join.
     NodeId,
+    /// One question of the control plane for all that a host holds.
+    BarrierId,
     /// One command.
     CommandId,
     /// One journal file, random.

@@ -72,6 +72,8 @@ impl Role {
 pub enum RetrySafe {
     /// Always.
     Yes,
+    /// Never.
+    No,
     /// As its arguments say; without a word, no.
     AsArgumentsSay,
 }
@@ -85,6 +87,12 @@ pub enum Kind {
     /// Runs a program.
     #[serde(rename = "node.exec")]
     NodeExec,
+    /// Answers what this host holds.
+    #[serde(rename = "inventory.barrier")]
+    InventoryBarrier,
+    /// Restarts the machine.
+    #[serde(rename = "node.reboot")]
+    NodeReboot,
 }
 
 /// Who carries a kind out where the node runs unprivileged.
@@ -123,7 +131,7 @@ pub struct Properties {
 
 impl Kind {
     /// Every kind that this build runs, sorted by name.
-    pub const ALL: [Self; 2] = [Self::NodeExec, Self::NodeProbe];
+    pub const ALL: [Self; 4] = [Self::InventoryBarrier, Self::NodeExec, Self::NodeProbe, Self::NodeReboot];
 
     /// The kind's row of the table.
     pub fn properties(self) -> Properties {
@@ -139,6 +147,31 @@ impl Kind {
                 max_run_time: Duration::from_secs(10),
                 unprivileged: DoneBy::Node,
                 does: "answers with versions, boot id, load and free space",
+            },
+            Self::NodeReboot => Properties {
+                name: "node.reboot",
+                lane: Lane::Control,
+                retry_safe: RetrySafe::No,
+                destructive: true,
+                self_terminating: true,
+                roles: &[Role::Host, Role::Ramdisk],
+                // Delay and drain are no run time: RUNNING comes after them.
+                default_run_time: Duration::from_secs(600),
+                max_run_time: Duration::from_secs(600),
+                unprivileged: DoneBy::Helper,
+                does: "restarts the machine, after an optional delay and drain of work",
+            },
+            Self::InventoryBarrier => Properties {
+                name: "inventory.barrier",
+                lane: Lane::Control,
+                retry_safe: RetrySafe::Yes,
+                destructive: false,
+                self_terminating: false,
+                roles: &[Role::Host, Role::Ramdisk],
+                default_run_time: Duration::from_secs(10),
+                max_run_time: Duration::from_secs(10),
+                unprivileged: DoneBy::Node,
+                does: "answers what this host holds: assignments, instances, processes, commands",
             },
             Self::NodeExec => Properties {
                 name: "node.exec",
@@ -158,6 +191,14 @@ impl Kind {
     /// Its name on the wire.
     pub fn name(self) -> &'static str {
         self.properties().name
+    }
+
+    /// Whether a new boot is its success.
+    pub fn ends_in_a_new_boot(self) -> bool {
+        match self {
+            Self::NodeReboot => true,
+            Self::InventoryBarrier | Self::NodeExec | Self::NodeProbe => false,
+        }
     }
 
     /// By its name on the wire.

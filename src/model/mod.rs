@@ -14,10 +14,10 @@ pub mod reason;
 pub mod strict;
 pub mod time;
 
-pub use command::{Args, ArgsError, Command, CommandHeader, ExecArgs, ProbeArgs};
+pub use command::{Args, ArgsError, BarrierArgs, Command, CommandHeader, ExecArgs, ProbeArgs, RebootArgs};
 pub use event::{Event, EventClass, EventType, NewEvent};
 pub use exit::Exit;
-pub use ids::{BootId, CommandId, Digest, Incarnation, JournalId, NodeId};
+pub use ids::{BarrierId, BootId, CommandId, Digest, Incarnation, JournalId, NodeId};
 pub use kind::{Kind, Lane, RetrySafe, Role};
 pub use outcome::{Answer, AnswerState, Done, Effect, Outcome, Terminal};
 pub use reason::Reason;

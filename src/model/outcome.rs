@@ -85,6 +85,16 @@ impl Outcome {
         }
     }
 
+    /// The end of a reboot after which the machine has another boot.
+    pub fn rebooted(attempt: u32, started: Option<ServerTime>) -> Self {
+        Self {
+            effect: Effect::Complete,
+            attempt,
+            started,
+            ..Self::not_run(Terminal::Succeeded, Reason::Rebooted, "the machine has a new boot")
+        }
+    }
+
     /// The run time.
     pub fn duration(&self) -> Duration {
         Duration::from_millis(self.duration_ms)

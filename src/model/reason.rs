@@ -115,6 +115,8 @@ reasons! {
     TimeLimit, "time-limit", Command, "the program ran into its time limit and was ended";
     OutOfMemory, "out-of-memory", Command, "the program ran into its memory limit and the kernel killed it";
     CouldNotStart, "could-not-start", Command, "the program could not be started; the message has the errno";
+    Rebooted, "rebooted", Command, "the machine has a new boot since the command began";
+    InventoryUnknown, "inventory-unknown", Command, "the node could not look at what it holds; that is not the same as empty";
     Cancelled, "cancelled", Command, "the command was cancelled";
     AlreadyDone, "already-done", Command, "the command was done before; nothing was started";
 

@@ -187,7 +187,10 @@ impl Driver {
 
     fn take(&mut self, event: Event) {
         match event {
-            Event::Stop => self.input(Input::Stop),
+            Event::Stop => {
+                let rebooting = self.parts.lanes.is_rebooting();
+                self.input(Input::Stop(if rebooting { Intent::Rebooting } else { Intent::Stopping }));
+            }
             Event::Opened(Ok((link, resend))) => {
                 let validity = link.gateway_validity();
                 self.link = Some(link);
@@ -426,7 +429,7 @@ impl Driver {
         let _ = link.send(frame(Frame::Goodbye(goodbye)));
         let closing = link.close(GOODBYE_FLUSH);
         match intent {
-            Intent::Stopping => self.closing = Some(closing),
+            Intent::Stopping | Intent::Rebooting => self.closing = Some(closing),
             Intent::Closing => drop(tokio::spawn(closing)),
         }
     }

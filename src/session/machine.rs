@@ -72,8 +72,8 @@ pub enum Input {
         /// The sequence that it named.
         acked: u64,
     },
-    /// The daemon is to stop.
-    Stop,
+    /// The daemon is to stop, and says so with this intent.
+    Stop(Intent),
 }
 
 /// The certificate that the node offers.
@@ -139,6 +139,8 @@ pub struct Beat {
 pub enum Intent {
     /// The daemon stops: out of placement.
     Stopping,
+    /// The machine restarts: out of placement.
+    Rebooting,
     /// This session only.
     Closing,
 }
@@ -148,6 +150,7 @@ impl Intent {
     pub fn token(self) -> &'static str {
         match self {
             Self::Stopping => "stopping",
+            Self::Rebooting => "rebooting",
             Self::Closing => "closing",
         }
     }
@@ -285,7 +288,7 @@ impl Machine {
         let mut outputs = Vec::new();
         match input {
             Input::Due => {}
-            Input::Stop => self.stop(now, &mut outputs),
+            Input::Stop(intent) => self.stop(now, intent, &mut outputs),
             Input::Ended(end) => self.ended(now, end, &mut outputs),
             Input::BadFrame(error) => {
                 if matches!(self.state, State::AwaitingWelcome { .. } | State::Live(_)) {
@@ -436,12 +439,12 @@ impl Machine {
         }
     }
 
-    fn stop(&mut self, now: Now, outputs: &mut Vec<Output>) {
+    fn stop(&mut self, now: Now, intent: Intent, outputs: &mut Vec<Output>) {
         match self.state {
             State::WaitingToDial { .. } | State::Stopped => {}
             State::Dialing { .. } => outputs.push(Output::Abandon),
             State::AwaitingWelcome { .. } | State::ApplyingWelcome { .. } | State::Live(_) => {
-                outputs.push(Output::Close(Intent::Stopping, Reason::Stop));
+                outputs.push(Output::Close(intent, Reason::Stop));
             }
         }
         self.enter(now, State::Stopped);

@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
+use tokio::sync::watch;
 use tokio::task::JoinError as TaskError;
 use tokio::time::sleep;
 
 use super::seed;
-use crate::clock::{self, Clock};
+use crate::clock::Clock;
 use crate::config::Config;
+use crate::host::fake_machine::FakeMachine;
 use crate::identity::join::{self, JoinError, JournalOptions};
 use crate::identity::{Ticket, TicketError};
 use crate::journal::{Limits, OpenError};
@@ -35,6 +37,8 @@ const HELD_PAUSE: Duration = Duration::from_millis(50);
 pub struct Agent {
     /// Its number.
     pub index: usize,
+    /// Whose boot it runs in.
+    pub machine: FakeMachine,
     state: PathBuf,
     seed: u64,
 }
@@ -62,7 +66,8 @@ pub enum AgentError {
 impl Agent {
     /// The agent of this number below `nodes`.
     pub fn new(nodes: &Path, seed: u64, index: usize) -> Self {
-        Self { index, state: nodes.join(index.to_string()), seed }
+        let machine = FakeMachine::new(nodes.join(format!("{index}.boots")));
+        Self { index, machine, state: nodes.join(index.to_string()), seed }
     }
 
     /// The chance of its life, or of its join.
@@ -77,7 +82,7 @@ impl Agent {
     pub async fn join(&self, ticket: &str) -> Result<NodeId, AgentError> {
         let mut rng = self.stream("join");
         let incarnation = Incarnation::random(&mut rng);
-        let boot_id = clock::boot_id().map_err(AgentError::BootId)?;
+        let boot_id = self.machine.boot_id().map_err(AgentError::BootId)?;
         let options = join::Options {
             state: self.state.clone(),
             ticket: Ticket::parse(ticket, BUILD_TIME)?,
@@ -93,8 +98,13 @@ impl Agent {
     ///
     /// # Errors
     /// See [`AgentError`].
-    pub async fn build(&self, rng: &mut StdRng, clock: &Arc<dyn Clock>) -> Result<Node, AgentError> {
-        let boot_id = clock::boot_id().map_err(AgentError::BootId)?;
+    pub async fn build(
+        &self,
+        rng: &mut StdRng,
+        clock: &Arc<dyn Clock>,
+        stop: watch::Sender<bool>,
+    ) -> Result<Node, AgentError> {
+        let boot_id = self.machine.boot_id().map_err(AgentError::BootId)?;
         let mut config = Config::defaults();
         config.state = self.state.clone();
         config.signatures = Policy::None;
@@ -102,7 +112,13 @@ impl Agent {
             run_dir: None,
             wal_bytes: WAL_BYTES,
             limits: Limits::NONE,
-            ..Options::new(&config, Arc::clone(clock), StdRng::from_rng(rng), boot_id)
+            ..Options::new(
+                &config,
+                Arc::clone(clock),
+                StdRng::from_rng(rng),
+                boot_id,
+                Arc::new(self.machine.port(stop)),
+            )
         };
         for _ in 0..HELD_TRIES {
             let once = options.clone();

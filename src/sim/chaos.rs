@@ -47,8 +47,10 @@ impl Level {
 /// What is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Victim {
-    /// The agent of this number.
+    /// The daemon of this agent.
     Agent(usize),
+    /// The machine of this agent, which comes back with another boot.
+    Machine(usize),
     /// The gateway's process, by SIGKILL.
     Gateway,
 }
@@ -64,6 +66,9 @@ pub struct Fault {
     pub down: Duration,
 }
 
+/// A machine restarts this much more rarely than its daemon dies.
+const MACHINES_PER_DAEMON: u32 = 3;
+
 /// Longest time that a victim stays away, ms.
 const MAX_DOWN_MS: u64 = 2000;
 
@@ -74,6 +79,8 @@ pub fn schedule(level: Level, nodes: usize, duration: Duration, rng: &mut StdRng
     let mut faults = Vec::new();
     for agent in 0..nodes {
         poisson(Victim::Agent(agent), Duration::ZERO, pace.agent, duration, rng, &mut faults);
+        let mean = pace.agent * MACHINES_PER_DAEMON;
+        poisson(Victim::Machine(agent), Duration::ZERO, mean, duration, rng, &mut faults);
     }
     if duration > Duration::from_secs(2) {
         let first = duration.mul_f64(rng.random_range(0.2..0.5));

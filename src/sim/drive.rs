@@ -10,7 +10,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
 use super::chaos::{self, Fault, Victim};
-use super::fleet::Fleet;
+use super::fleet::{Blow, Fleet};
 use super::gateway_process::{GatewayError, GatewayProcess};
 use super::history::Handed;
 use super::live::Counts;
@@ -78,10 +78,13 @@ impl Drive<'_> {
     async fn kill_agents(&self, start: Instant, faults: &[Fault]) {
         for fault in faults {
             sleep_until(start + fault.at).await;
-            if let Victim::Agent(agent) = fault.victim {
-                self.fleet.kill(agent, fault.down).await;
-                Counts::add(&self.counts.agents_killed);
-            }
+            let (agent, blow, count) = match fault.victim {
+                Victim::Agent(agent) => (agent, Blow::Kill, &self.counts.agents_killed),
+                Victim::Machine(agent) => (agent, Blow::Reboot, &self.counts.machines_rebooted),
+                Victim::Gateway => continue,
+            };
+            self.fleet.strike(agent, blow, fault.down).await;
+            Counts::add(count);
         }
     }
 

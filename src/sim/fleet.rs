@@ -18,6 +18,15 @@ use super::agent::{Agent, AgentError};
 use crate::clock::Clock;
 use crate::model::{Exit, NodeId};
 
+/// How an agent's machine fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blow {
+    /// The daemon dies.
+    Kill,
+    /// The machine restarts: the daemon dies, and the next one finds another boot.
+    Reboot,
+}
+
 /// Kills of one agent that may wait while it is down: the schedule has it down for 2 s at most.
 const WAITING_KILLS: usize = 8;
 /// Joins at a time: the gateway admits 200 a second.
@@ -37,7 +46,7 @@ pub struct Diary {
 /// Joined, running agents.
 #[derive(Debug)]
 pub struct Fleet {
-    kills: Vec<mpsc::Sender<Duration>>,
+    kills: Vec<mpsc::Sender<(Blow, Duration)>>,
     stop: watch::Sender<bool>,
     lives: JoinSet<()>,
     diary: Arc<Mutex<Diary>>,
@@ -74,11 +83,11 @@ impl Fleet {
         Self { kills, stop, lives, diary }
     }
 
-    /// Kills an agent; it stays away for `down`.
-    pub async fn kill(&self, agent: usize, down: Duration) {
+    /// Strikes an agent; it stays away for `down`.
+    pub async fn strike(&self, agent: usize, blow: Blow, down: Duration) {
         if let Some(kill) = self.kills.get(agent) {
             // A closed channel is an agent that ended by itself, which its diary tells.
-            let _ = kill.send(down).await;
+            let _ = kill.send((blow, down)).await;
         }
     }
 
@@ -100,14 +109,16 @@ impl Fleet {
 struct Life {
     agent: Agent,
     rng: StdRng,
-    killed: mpsc::Receiver<Duration>,
+    killed: mpsc::Receiver<(Blow, Duration)>,
     stop: watch::Receiver<bool>,
     diary: Arc<Mutex<Diary>>,
     clock: Arc<dyn Clock>,
 }
 
 enum End {
-    Killed(Duration),
+    Killed(Blow, Duration),
+    /// It rebooted its machine itself, as a command asked.
+    Rebooted,
     Stopped,
 }
 
@@ -116,36 +127,53 @@ impl Life {
         loop {
             match self.once().await {
                 Ok(End::Stopped) => return,
-                Ok(End::Killed(down)) => {
+                Ok(End::Killed(blow, down)) => {
                     sleep(down).await;
+                    if blow == Blow::Reboot
+                        && let Err(error) = self.agent.machine.begin_boot()
+                    {
+                        return self.trouble(&format!("cannot begin a boot: {error}"));
+                    }
                     let at = self.clock.wall_ms();
                     self.write(|diary, agent| diary.restarts.push((agent, at)));
                 }
-                Err(trouble) => {
-                    self.write(|diary, agent| diary.troubles.push(format!("agent {agent}: {trouble}")));
-                    return;
-                }
+                Ok(End::Rebooted) => {}
+                Err(trouble) => return self.trouble(&trouble),
             }
         }
     }
 
+    fn trouble(&self, trouble: &str) {
+        self.write(|diary, agent| diary.troubles.push(format!("agent {agent}: {trouble}")));
+    }
+
     /// One process's life.
     async fn once(&mut self) -> Result<End, String> {
-        let node = self.agent.build(&mut self.rng, &self.clock).await.map_err(|error| chain(&error))?;
+        let (say_stop, stop) = watch::channel(false);
+        let node = self.agent.build(&mut self.rng, &self.clock, say_stop.clone()).await;
+        let node = node.map_err(|error| chain(&error))?;
         // A task of its own: aborting it drops the agent wherever it stands.
         let mut running = JoinSet::new();
         let span = tracing::info_span!("agent", number = self.agent.index);
-        running.spawn(node.run(self.stop.clone()).instrument(span));
+        running.spawn(node.run(stop).instrument(span));
+        let asked = async {
+            // A sender that is gone asks for the same.
+            let _ = self.stop.wait_for(|stop| *stop).await;
+            say_stop.send_replace(true);
+            std::future::pending::<()>().await;
+        };
         let ended = tokio::select! {
             biased;
-            Some(down) = self.killed.recv() => {
+            Some((blow, down)) = self.killed.recv() => {
                 running.shutdown().await;
-                return Ok(End::Killed(down));
+                return Ok(End::Killed(blow, down));
             }
             ended = running.join_next() => ended,
+            () = asked => None,
         };
         match ended {
             Some(Ok(Exit::Done)) if *self.stop.borrow() => Ok(End::Stopped),
+            Some(Ok(Exit::Done)) if *say_stop.borrow() => Ok(End::Rebooted),
             Some(Ok(exit)) => Err(format!("ended by itself: {}", exit.meaning())),
             Some(Err(error)) => Err(format!("panicked: {error}")),
             None => Err("was never started".into()),

@@ -18,6 +18,8 @@ pub struct Counts {
     pub commands: AtomicUsize,
     /// Agents killed.
     pub agents_killed: AtomicUsize,
+    /// Machines rebooted.
+    pub machines_rebooted: AtomicUsize,
     /// Gateway kills.
     pub gateway_killed: AtomicUsize,
 }
@@ -48,11 +50,12 @@ pub async fn show(nodes: usize, gateway: Arc<GatewayProcess>, counts: Arc<Counts
             _ => "gateway down".to_owned(),
         };
         let line = format!(
-            "{:>4} s   {seen}   {} handed over   killed {} agents, the gateway {} times",
+            "{:>4} s   {seen}   {} handed over   killed {} agents, the gateway {} times, rebooted {} machines",
             start.elapsed().as_secs(),
             Counts::get(&counts.commands),
             Counts::get(&counts.agents_killed),
             Counts::get(&counts.gateway_killed),
+            Counts::get(&counts.machines_rebooted),
         );
         // A closed standard error is no reason to end a run.
         let mut out = std::io::stderr().lock();

@@ -16,6 +16,8 @@ use crate::model::CommandId;
 pub struct Faults {
     /// Agents.
     pub agents: usize,
+    /// Machines restarted.
+    pub machines: usize,
     /// The gateway.
     pub gateway: usize,
 }
@@ -138,7 +140,7 @@ impl Report {
         let _ = write!(
             text,
             "commands  {}   succeeded {}   failed {} ({asked})   interrupted {}   expired {}   duplicates {}   lost {}\n\
-             faults    agents killed {}   gateway killed {}\n\
+             faults    agents killed {}   machines rebooted {}   gateway killed {}\n\
              latency   dispatch→accepted {}   accepted→result {}   reconnect {}\n\
              memory    {} KiB an agent\n",
             grouped(total),
@@ -149,6 +151,7 @@ impl Report {
             grouped(duplicates),
             grouped(lost),
             self.faults.agents,
+            self.faults.machines,
             self.faults.gateway,
             self.accept.text(),
             self.result.text(),
@@ -189,7 +192,11 @@ impl Report {
                 "succeeded": succeeded, "failed": failed, "interrupted": interrupted, "expired": expired,
                 "unended": unended, "duplicates": duplicates, "lost": lost,
             },
-            "faults": { "agents_killed": self.faults.agents, "gateway_killed": self.faults.gateway },
+            "faults": {
+                "agents_killed": self.faults.agents,
+                "machines_rebooted": self.faults.machines,
+                "gateway_killed": self.faults.gateway,
+            },
             "latency_ms": {
                 "accept": self.accept.json(), "result": self.result.json(), "reconnect": self.reconnect.json(),
             },

@@ -106,8 +106,11 @@ pub async fn run(options: Options, exe: PathBuf, work: &Path) -> Result<Report, 
     let nodes = u64::try_from(options.nodes.max(1)).unwrap_or(u64::MAX);
     let mut report = Report::new(options, &evidence, judge(&evidence));
     report.connected = connected;
-    report.faults =
-        Faults { agents: Counts::get(&counts.agents_killed), gateway: Counts::get(&counts.gateway_killed) };
+    report.faults = Faults {
+        agents: Counts::get(&counts.agents_killed),
+        machines: Counts::get(&counts.machines_rebooted),
+        gateway: Counts::get(&counts.gateway_killed),
+    };
     report.reconnect = Samples::new(away);
     report.memory_kib = grown_kib / nodes;
     report.troubles = troubles;

@@ -11,6 +11,8 @@ const AGENT: &[&str] = &[
     "session",
     "admission",
     "journal",
+    "host",
+    "ports",
     "exec",
     "identity",
     "node",

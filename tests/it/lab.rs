@@ -28,6 +28,11 @@ impl Process {
         self.0.wait().expect("a child to wait for")
     }
 
+    /// How it has ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.0.try_wait().expect("a child to wait for")
+    }
+
     /// Waits until it ends by itself.
     pub fn wait(&mut self, what: &str) -> ExitStatus {
         until(what, || self.0.try_wait().expect("a child to wait for"))
@@ -107,6 +112,8 @@ impl Lab {
             .env("BCD_RUN", self.path("run"))
             .env("BCD_SIGNATURES_COMMANDS", "none")
             .env("BCD_LOG", "debug")
+            // A machine of its own: a reboot is a line in this file, and the node's end.
+            .env("BCD_FAKE_BOOT", self.path("boots"))
             .env("BCD_WRITE_FAULTS", self.path("faults"))
             .env_remove("BCD_FAILPOINT")
             .stdin(Stdio::null());
@@ -167,6 +174,12 @@ impl Lab {
 
     pub fn start_node(&mut self, step: Option<&str>) {
         self.node = Some(self.daemon(&["node"], step, "node.log"));
+    }
+
+    /// What `bcd status --json` says; absent while the node does not answer.
+    pub fn status(&self) -> Option<serde_json::Value> {
+        let output = self.bcd(&["status", "--json"], None).output().expect("bcd starts");
+        serde_json::from_slice(&output.stdout).ok()
     }
 
     pub fn kill_node(&mut self) {
@@ -258,6 +271,11 @@ impl Lab {
     pub fn runs(&self, name: &str) -> usize {
         let witness = std::fs::read_to_string(self.path("witness")).unwrap_or_default();
         witness.lines().filter(|line| *line == name).count()
+    }
+
+    /// How often the node's machine was rebooted.
+    pub fn reboots(&self) -> usize {
+        std::fs::read_to_string(self.path("boots")).map_or(0, |text| text.lines().count())
     }
 
     pub fn show(&self, id: &CommandId) -> Option<CommandView> {

@@ -9,6 +9,8 @@ mod dependencies;
 mod docs;
 mod faults;
 mod lab;
+mod lies;
+mod reboot;
 mod session;
 mod sim;
 mod source;

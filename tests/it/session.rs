@@ -34,6 +34,7 @@ const DELIVERIES: usize = 2;
 
 struct Node {
     journal: Journal,
+    working: WorkingClock,
     outbox: OutboxSender,
     deliveries: mpsc::Receiver<Delivery>,
     lanes: Lanes,
@@ -70,13 +71,18 @@ async fn node_with(prepare: impl AsyncFnOnce(&Journal)) -> Node {
 }
 
 async fn node_with_limits(limits: EventLimits, prepare: impl AsyncFnOnce(&Journal)) -> Node {
+    node_at(&["gw1.lab.example"], limits, prepare).await
+}
+
+/// The same, with gateways at these hosts.
+async fn node_at(hosts: &[&str], limits: EventLimits, prepare: impl AsyncFnOnce(&Journal)) -> Node {
     let state = tempfile::tempdir().expect("a directory");
     let journal = open_journal(state.path(), Mode::Inline, limits);
     prepare(&journal).await;
-    node_over(state, journal)
+    node_over(hosts, state, journal)
 }
 
-fn node_over(state: tempfile::TempDir, journal: Journal) -> Node {
+fn node_over(hosts: &[&str], state: tempfile::TempDir, journal: Journal) -> Node {
     let clock = Arc::new(TokioClock::starting_at(0));
     let working = WorkingClock::new(clock, Some(NOW), Some(NOW));
     let (dialer, dials) = dialer();
@@ -96,14 +102,14 @@ fn node_over(state: tempfile::TempDir, journal: Journal) -> Node {
     let session = Session::new(SessionParts {
         credentials: Credentials {
             dialer,
-            endpoints: vec![Endpoint { host: "gw1.lab.example".into(), port: 443 }],
+            endpoints: hosts.iter().map(|host| Endpoint { host: (*host).into(), port: 443 }).collect(),
             cert_not_after: NOW.plus(Duration::from_secs(86_400)),
             mend: "join again".into(),
         },
         renewals: None,
         hello,
         journal: journal.clone(),
-        working,
+        working: working.clone(),
         lanes: lanes.clone(),
         deliveries: deliver,
         outbox: outbox_end,
@@ -111,7 +117,18 @@ fn node_over(state: tempfile::TempDir, journal: Journal) -> Node {
         rng,
     });
     let running = tokio::spawn(session.run(stop_end));
-    Node { journal, outbox, deliveries, lanes, status: status_end, stop, running, dials, _state: state }
+    Node {
+        journal,
+        working,
+        outbox,
+        deliveries,
+        lanes,
+        status: status_end,
+        stop,
+        running,
+        dials,
+        _state: state,
+    }
 }
 
 async fn node() -> Node {
@@ -527,4 +544,113 @@ async fn a_stop_says_goodbye_and_ends_within_ten_seconds_though_the_wire_stands_
     tokio::time::sleep(Duration::from_secs(1)).await;
     node.stop.send_replace(true);
     tokio::time::timeout(Duration::from_secs(10), node.running).await.expect("within 10 s").expect("ended");
+}
+
+/// How the node takes a Welcome that is this far (ms) from its own time: the token of a refusal, or none.
+async fn welcomed_at(node: &mut Node, offset_ms: i64) -> Option<String> {
+    let mut far = node.dials.next().await.open();
+    let now = node.working.now().expect("a time");
+    far.send(Down::Welcome(pb::Welcome { server_time_ms: now.0 + offset_ms, ..welcome() }));
+    let token = match far.next().await {
+        Some(Up::Goodbye(goodbye)) => Some(goodbye.reason),
+        Some(Up::Heartbeat(_)) => None,
+        other => panic!("{other:?}"),
+    };
+    far.end(lost());
+    token
+}
+
+#[tokio::test(start_paused = true)]
+async fn gateways_that_rewind_and_fast_forward_never_set_the_working_clock_back_nor_past_the_certificate() {
+    let mut node = node().await;
+    let minute = 60_000;
+    // The certificate of these nodes ends a day after NOW.
+    let steps = [
+        (0, None),
+        (-4 * minute, None),
+        (-6 * minute, Some("time-backwards")),
+        (2 * 60 * minute, None),
+        (-2 * 60 * minute, Some("time-backwards")),
+        (48 * 60 * minute, Some("time-ahead")),
+        (-400 * 24 * 60 * minute, Some("time-backwards")),
+        (10 * 60 * minute, None),
+        (400 * 24 * 60 * minute, Some("time-ahead")),
+    ];
+    let end = NOW.plus(Duration::from_secs(86_400));
+    for (n, (offset, refusal)) in steps.into_iter().enumerate() {
+        let (before, signed) = (node.working.now().expect("a time"), node.working.signed());
+        let token = welcomed_at(&mut node, offset).await;
+        assert_eq!(token.as_deref(), refusal, "step {n}");
+        let after = node.working.now().expect("a time");
+        assert!(after >= before, "step {n}: {before} became {after}");
+        assert!(after < end, "step {n}: {after} is past the certificate's end");
+        if refusal.is_some() {
+            assert!(
+                after.0 - before.0 < 5 * minute,
+                "step {n}: a refused Welcome moved the clock to {after}"
+            );
+        }
+        let carried = node.working.signed().expect("a time").0 - signed.expect("a time").0;
+        assert!(carried < 5 * minute, "step {n}: a Welcome moved signed time");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gateway_that_is_dead_and_one_whose_name_never_resolves_cost_a_dial_each() {
+    let hosts = ["refuses.lab.example", "hangs.lab.example", "lives.lab.example"];
+    let mut node =
+        node_at(&hosts, EventLimits::default(), async |journal| drop(result(journal, "c-1", 10).await)).await;
+    let start = tokio::time::Instant::now();
+    let mut dialed = Vec::new();
+    let mut hanging = Vec::new();
+    let far = loop {
+        let attempt = node.dials.next().await;
+        dialed.push(attempt.endpoint.host.clone());
+        match attempt.endpoint.host.as_str() {
+            "refuses.lab.example" => attempt.fail(lost()),
+            "hangs.lab.example" => hanging.push(attempt.hang()),
+            _ => {
+                assert_eq!(ids(&hello(&attempt).done_results), ["c-1"]);
+                break attempt.open();
+            }
+        }
+    };
+    assert_eq!(dialed, hosts);
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    far.send(Down::Welcome(welcome()));
+    node.state(SessionState::Live).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gateway_that_accepts_and_drops_is_dialed_ever_more_rarely() {
+    let mut node = node().await;
+    let start = tokio::time::Instant::now();
+    for n in 0..20 {
+        let attempt = node.dials.next().await;
+        assert_eq!(hello(&attempt).reconnect_attempt, n);
+        let mut far = attempt.open();
+        let now = node.working.now().expect("a time");
+        far.send(Down::Welcome(pb::Welcome { server_time_ms: now.0, ..welcome() }));
+        assert!(matches!(far.next().await, Some(Up::Heartbeat(_))));
+        far.send(ack(1));
+        far.end(lost());
+    }
+    // Twenty waits of half a minute each, but for the first six; a dial a second would be 20 s.
+    assert!(start.elapsed() > Duration::from_secs(180), "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upgrade_only_session_is_put_into_force_and_lifted_by_the_next() {
+    let mut node = node().await;
+    let mut far = node.dials.next().await.open();
+    far.send(Down::Welcome(pb::Welcome { upgrade_required: true, ..welcome() }));
+    assert!(matches!(far.next().await, Some(Up::Heartbeat(_))));
+    assert!(node.lanes.upgrade_only());
+    let done = result(&node.journal, "c-1", 10).await;
+    node.outbox.send(Outgoing::Result(done));
+    let (updates, _) = until_quiet(&mut far).await;
+    assert_eq!(ids(&updates), ["c-1"], "results go as always");
+    far.end(lost());
+    let (_, _far) = node.live().await;
+    assert!(!node.lanes.upgrade_only());
 }

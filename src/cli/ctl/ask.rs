@@ -136,8 +136,15 @@ impl Session {
         Ok(print::end(&view))
     }
 
-    pub(super) async fn probe(&mut self, node: &str, ttl: u64) -> Result<Exit, CtlError> {
-        let view = self.enqueue(node, "node.probe", to_raw_value(&serde_json::json!({}))?, ttl).await?;
+    /// Runs a command whose output is a document, and prints that.
+    pub(super) async fn report(
+        &mut self,
+        node: &str,
+        kind: &str,
+        args: &serde_json::Value,
+        ttl: u64,
+    ) -> Result<Exit, CtlError> {
+        let view = self.enqueue(node, kind, to_raw_value(args)?, ttl).await?;
         if self.json {
             self.json_value(&view)?;
         } else if let Ok(output) = serde_json::from_str::<serde_json::Value>(&view.output) {

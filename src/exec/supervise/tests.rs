@@ -42,6 +42,7 @@ fn job(args: Value) -> (TempDir, Job) {
         started: Some(ServerTime(1_000)),
         retry_safe: false,
         supervisor: None,
+        boot_id: None,
     };
     let args = serde_json::from_value(args).expect("arguments");
     let boot_id = crate::clock::boot_id().expect("an id");

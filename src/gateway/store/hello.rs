@@ -4,10 +4,10 @@ use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::json;
 
 use super::commands::{Deliver, read_deliver};
-use super::updates::{Effects, apply};
-use super::{Store, StoreError, events, int, node_events, uint};
+use super::updates::{Applied, Effects, apply};
+use super::{Store, StoreError, corrupt, events, int, node_events, uint};
 use crate::gateway::update::Update;
-use crate::model::{BootId, CommandId, Incarnation, JournalId, NodeId, ServerTime};
+use crate::model::{BootId, CommandId, Incarnation, JournalId, Kind, NodeId, ServerTime};
 
 /// How far a node's claimed epoch may lie above the stored one: one lie must not lock the node out.
 const EPOCH_AHEAD: u64 = 1 << 20;
@@ -251,7 +251,11 @@ fn hello(db: &Connection, facts: &HelloFacts) -> rusqlite::Result<Result<Opened,
         node,
     ])?;
     events::count(db, "hellos", 1)?;
-    let effects = apply(db, &facts.node, epoch, &facts.results, facts.now)?;
+    let mut effects = apply(db, &facts.node, epoch, &facts.results, facts.now)?;
+    if boot_changed && journal_changed {
+        // No result can come any more, and the new boot says enough.
+        effects.applied.extend(rebooted(db, &facts.node, facts.now)?);
+    }
     Ok(Ok(Opened { epoch, acked_event_seq, journal_changed, boot_changed, effects }))
 }
 
@@ -296,6 +300,26 @@ fn first_heartbeat(
         }
     }
     Ok(Some(out))
+}
+
+/// Completes accepted commands whose success is a new boot. Acks are for results; nothing here came as one.
+fn rebooted(db: &Connection, node: &NodeId, now: ServerTime) -> rusqlite::Result<Vec<Applied>> {
+    let mut ended = Vec::new();
+    for kind in Kind::ALL.into_iter().filter(|kind| kind.ends_in_a_new_boot()) {
+        let ids: Vec<CommandId> = db
+            .prepare_cached(
+                "UPDATE commands SET state = 'succeeded', reason = 'rebooted', effect = 'complete', ended_ms = ?,
+                 message = 'the machine came back with another boot and another journal',
+                 terminal_changes = terminal_changes + 1
+                 WHERE node_id = ? AND kind = ? AND state IN ('accepted', 'running') RETURNING id",
+            )?
+            .query_map(params![now.0, node.as_str(), kind.name()], |row| {
+                CommandId::new(row.get::<_, String>(0)?).map_err(|error| corrupt(0, error))
+            })?
+            .collect::<Result<_, _>>()?;
+        ended.extend(ids.into_iter().map(Applied::Completed));
+    }
+    Ok(ended)
 }
 
 fn journal_lost(db: &Connection, id: &CommandId, now: ServerTime) -> rusqlite::Result<()> {

@@ -24,6 +24,8 @@ pub enum Applied {
     Progress,
     /// It has ended, and its credit is free.
     Ended(CommandId, Lane),
+    /// It has ended by what a Hello shows, without a result.
+    Completed(CommandId),
     /// A fact that changes nothing; stored, to be acked.
     Late(CommandId),
 }
@@ -40,7 +42,7 @@ impl Effects {
     pub fn acks(&self) -> Vec<CommandId> {
         let acks = self.applied.iter().filter_map(|applied| match applied {
             Applied::Ended(id, _) | Applied::Late(id) => Some(id.clone()),
-            Applied::Nothing | Applied::BackOff(..) | Applied::Progress => None,
+            Applied::Nothing | Applied::BackOff(..) | Applied::Progress | Applied::Completed(_) => None,
         });
         acks.collect()
     }
@@ -48,7 +50,7 @@ impl Effects {
     /// The commands that have ended by it.
     pub fn ended(&self) -> Vec<CommandId> {
         let ended = self.applied.iter().filter_map(|applied| match applied {
-            Applied::Ended(id, _) => Some(id.clone()),
+            Applied::Ended(id, _) | Applied::Completed(id) => Some(id.clone()),
             _ => None,
         });
         ended.collect()

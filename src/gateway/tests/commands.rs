@@ -335,3 +335,31 @@ async fn a_request_that_cannot_be_honoured_is_answered_with_why() {
     assert!(client.call(&request).await.expect_err("refused").to_string().contains("bytes"));
     gateway.stop().await;
 }
+
+/// A node that had accepted a reboot, and what a Hello with another boot and perhaps another journal makes of it.
+async fn after_another_boot(journal: &str) -> (String, String) {
+    let gateway = Gateway::start().await;
+    let machine = gateway.machine().await;
+    let id = gateway.enqueue(&machine, "node.reboot", json!({})).await;
+    let mut session = machine.live(&gateway).await;
+    let command = session.command().await;
+    session.say(&command, Say::Accepted).await;
+    gateway.reaches(&id, "accepted").await;
+    let mut hello = machine.hello();
+    (hello.boot_id, hello.journal_id, hello.incarnation) = ("b-2".into(), journal.into(), "i-2".into());
+    let mut session = machine.open(&gateway, hello).await.expect("opened");
+    session.welcome().await;
+    let view = gateway.show(&id).await;
+    gateway.stop().await;
+    (view.state, view.reason)
+}
+
+#[tokio::test]
+async fn an_accepted_reboot_is_completed_by_a_new_boot_only_where_no_journal_could_tell() {
+    assert_eq!(after_another_boot("j-2").await, ("succeeded".into(), "rebooted".into()));
+    assert_eq!(
+        after_another_boot("j-1").await,
+        ("accepted".into(), String::new()),
+        "the node's result decides"
+    );
+}

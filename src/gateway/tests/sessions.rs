@@ -9,6 +9,7 @@ use crate::wire::pb;
 use crate::wire::pb::gateway_frame::Frame as Out;
 use crate::wire::pb::node_frame::Frame as In;
 use crate::wire::status;
+use crate::wire::version::Range;
 
 fn token(status: &Status) -> (Code, Option<Reason>) {
     (status.code(), status::reason(status))
@@ -184,4 +185,78 @@ async fn a_stopping_gateway_tells_its_sessions_so() {
     let (status, dir) = tokio::join!(session.end(), gateway.stop());
     assert_eq!(token(&status), (Code::Unavailable, Some(Reason::Draining)));
     drop(dir);
+}
+
+#[tokio::test]
+async fn each_hello_that_is_refused_is_told_its_status_and_its_token() {
+    type Spoil = fn(&mut pb::Hello);
+    let rows: [(Spoil, Code, Reason); 9] = [
+        (|hello| hello.node_id = "n-2".into(), Code::PermissionDenied, Reason::WrongIdentity),
+        (|hello| hello.role = "ramdisk".into(), Code::PermissionDenied, Reason::RoleMismatch),
+        (|hello| hello.role.clear(), Code::PermissionDenied, Reason::RoleMismatch),
+        (|hello| hello.boot_id.clear(), Code::InvalidArgument, Reason::HelloInvalid),
+        (|hello| hello.journal_id = "../j".into(), Code::InvalidArgument, Reason::HelloInvalid),
+        (|hello| hello.incarnation.clear(), Code::InvalidArgument, Reason::HelloInvalid),
+        (|hello| hello.proto_max = 0, Code::InvalidArgument, Reason::ProtocolRange),
+        (|hello| hello.proto_min = 2, Code::InvalidArgument, Reason::ProtocolRange),
+        (
+            |hello| (hello.proto_min, hello.proto_max) = (90, 91),
+            Code::FailedPrecondition,
+            Reason::ProtocolTooNew,
+        ),
+    ];
+    let gateway = Gateway::start().await;
+    let machine = gateway.machine().await;
+    for (spoil, code, reason) in rows {
+        let mut hello = machine.hello();
+        spoil(&mut hello);
+        let status = machine.open(&gateway, hello).await.err().expect("refused");
+        assert_eq!(token(&status), (code, Some(reason)), "{status:?}");
+        assert_eq!(status::pushback(&status), None);
+    }
+    assert!(gateway.events("node.connected").await.is_empty(), "none had another effect");
+    machine.live(&gateway).await;
+    gateway.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_too_old_for_the_gateway_is_told_so() {
+    let gateway = Gateway::with(|options| {
+        options.protocol = Range::from_wire(2, 2).expect("a range");
+    });
+    let gateway = gateway.await;
+    let token_line = gateway.token(1, 60).await;
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let machine = super::lab::Machine::join_with(&gateway, &token_line, key, |request| request.proto_max = 2);
+    let machine = machine.await.expect("joined");
+    let status = machine.open(&gateway, machine.hello()).await.err().expect("refused");
+    assert_eq!(token(&status), (Code::FailedPrecondition, Some(Reason::ProtocolTooOld)));
+    gateway.stop().await;
+}
+
+#[tokio::test]
+async fn a_storm_is_refused_with_a_pushback_of_a_second_to_a_minute() {
+    let gateway = Gateway::with(|options| options.limits.rate = 1).await;
+    let machine = gateway.machine().await;
+    let mut refused = None;
+    for _ in 0..10 {
+        match machine.open(&gateway, machine.hello()).await {
+            Ok(_) => {}
+            Err(status) => refused = Some(status),
+        }
+    }
+    let status = refused.expect("ten at once are too many for one a second");
+    assert_eq!(token(&status), (Code::ResourceExhausted, Some(Reason::Storm)));
+    let pushback = status::pushback(&status).expect("a pushback");
+    assert!((Duration::from_secs(1)..=Duration::from_secs(66)).contains(&pushback), "{pushback:?}");
+    gateway.stop().await;
+}
+
+#[tokio::test]
+async fn an_upgrade_only_session_says_so_in_its_welcome() {
+    let gateway = Gateway::with(|options| options.upgrade_only = true).await;
+    let machine = gateway.machine().await;
+    let mut session = machine.open(&gateway, machine.hello()).await.expect("opened");
+    assert!(session.welcome().await.upgrade_required);
+    gateway.stop().await;
 }

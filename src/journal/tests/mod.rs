@@ -64,6 +64,10 @@ impl Machine {
         self.dir.path().join("state")
     }
 
+    fn boot_id(&self) -> BootId {
+        BootId::new("b-1").expect("an id")
+    }
+
     fn db(&self) -> PathBuf {
         self.state().join("journal.db")
     }
@@ -74,7 +78,7 @@ impl Machine {
             state: self.state(),
             node_id: NodeId::new("n-1").expect("an id"),
             incarnation: Incarnation::new(format!("i-{n}")).expect("an id"),
-            boot_id: BootId::new("b-1").expect("an id"),
+            boot_id: self.boot_id(),
             wal_bytes: 64 << 10,
             mode,
         }

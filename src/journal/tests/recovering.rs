@@ -9,7 +9,7 @@ fn interrupted(outcome: &Outcome) {
 }
 
 fn begin(machine: &Machine, journal: &Journal, running: &Durable<Running>) -> Result<Begun, BegunError> {
-    Begun::create(&machine.state(), &journal.id(), running)
+    Begun::create(&machine.state(), &journal.id(), &machine.boot_id(), running)
 }
 
 async fn begun(machine: &Machine, journal: &Journal, name: &str) -> Durable<Running> {

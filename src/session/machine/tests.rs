@@ -439,16 +439,16 @@ fn a_new_identity_is_dialed_with_at_once_whatever_the_old_one_waited_for() {
 #[test]
 fn a_stop_says_goodbye_when_there_is_somebody_to_say_it_to() {
     let mut bench = Bench::new(1);
-    assert_eq!(bench.input(Input::Stop), []);
+    assert_eq!(bench.input(Input::Stop(Intent::Stopping)), []);
     assert!(matches!(bench.machine.state(), State::Stopped));
 
     let mut bench = Bench::new(1);
     bench.dialed();
-    assert_eq!(bench.input(Input::Stop), [Output::Abandon]);
+    assert_eq!(bench.input(Input::Stop(Intent::Stopping)), [Output::Abandon]);
 
     let mut bench = Bench::new(1);
     bench.live();
-    assert_eq!(bench.input(Input::Stop), [Output::Close(Intent::Stopping, Reason::Stop)]);
+    assert_eq!(bench.input(Input::Stop(Intent::Stopping)), [Output::Close(Intent::Stopping, Reason::Stop)]);
     assert_eq!(bench.machine.due(), None);
     assert_eq!(bench.input(Input::Ended(end(EndKind::Closed, None))), []);
 }

@@ -34,6 +34,7 @@ fn options(state: &std::path::Path, seed: u64) -> Options {
         wal_bytes: WAL_BYTES,
         event_limits: EventLimits::default(),
         journal: Mode::Thread,
+        reboot: Arc::new(bcd::host::fake_machine::FakeReboot::none()),
         program: env!("CARGO_BIN_EXE_bcd").into(),
         dialer: None,
         notifier: Arc::default(),

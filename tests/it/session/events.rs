@@ -191,7 +191,7 @@ async fn ten_thousand_events_and_a_thousand_results_make_a_small_hello_and_all_a
     join_all((0..6996).map(|_| record(&before, EventType::SessionOpened, 1))).await;
     before.close().await;
     let journal = open_journal(state.path(), Mode::Inline, EventLimits::default());
-    let mut node = node_over(state, journal);
+    let mut node = node_over(&["gw1.lab.example"], state, journal);
     assert_eq!(pending(&node), 9999);
     let (hello, before, first, mut far) = node.live_after_results().await;
     assert!(first <= 2, "held for one interval at most");

@@ -1,0 +1,5 @@
+//! The hands: what fills the sockets of [`crate::ports`] on a machine.
+
+#[cfg(feature = "fakehw")]
+pub mod fake_machine;
+pub mod reboot;

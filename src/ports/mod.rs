@@ -1,0 +1,6 @@
+//! Sockets for what reaches beyond this process: a trait each, with its errors. The hands that fill them on a machine
+//! are in [`crate::host`].
+
+pub mod reboot;
+
+pub use reboot::{Reboot, RebootError};
