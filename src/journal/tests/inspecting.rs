@@ -118,7 +118,9 @@ async fn an_export_has_everything_from_the_daemon_and_from_the_file_alike() {
     assert_eq!(of("command")[1]["output"], data_encoding::BASE64.encode(&success().output));
     let asked: Vec<serde_json::Value> =
         asked.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-    assert_eq!(asked[1..], lines[1..], "but for the sizes of the files");
+    let (stopped, before) = lines.split_last().expect("lines");
+    assert_eq!(stopped["event"], "daemon.stopped", "it came after the daemon was asked");
+    assert_eq!(asked[1..], before[1..], "but for the sizes of the files");
 }
 
 #[tokio::test]
