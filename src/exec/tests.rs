@@ -23,7 +23,6 @@ use crate::ports::RebootError;
 use crate::session::outbox::{Outbox, outbox};
 use crate::wire::dsse::{CANCEL_TYPE, COMMAND_TYPE};
 use crate::wire::frames::CommandFrame;
-use crate::write_fault::{self, Point};
 
 const ISSUED: &str = "2026-11-29T10:00:00Z";
 const NOT_AFTER: &str = "2026-11-29T11:00:00Z";
@@ -472,43 +471,6 @@ async fn a_cancellation_for_another_node_cancels_nothing() {
     let delivery = Delivery::Cancel { command_id: id("c-1"), envelope: envelope(CANCEL_TYPE, &body) };
     bench.deliveries.send(delivery).await.expect("a running executor");
     assert_eq!(bench.result().await.state, Terminal::Succeeded);
-}
-
-/// Errors of a disk, and what a refusal says of each. EMFILE stands for all that only this process lacks.
-const ERRNOS: [(nix::errno::Errno, Reason); 5] = [
-    (nix::errno::Errno::EIO, Reason::IoError),
-    (nix::errno::Errno::ENOSPC, Reason::Disk),
-    (nix::errno::Errno::EDQUOT, Reason::Disk),
-    (nix::errno::Errno::EROFS, Reason::ReadOnly),
-    (nix::errno::Errno::EMFILE, Reason::IoError),
-];
-
-async fn begun_record_fault(point: Point, errno: nix::errno::Errno, why: Reason) {
-    let mut bench = Bench::new();
-    let fault = write_fault::arm(bench.dir.path(), point, errno as i32);
-    let case = format!("{} {errno}", point.name());
-    bench.deliver(&bench.exec("c-1", "")).await;
-    assert_eq!(bench.answer().await, Said::Accepted, "{case}");
-    while bench.journal.troubles().is_empty() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    assert_eq!(bench.journal.troubles()[0].why, why, "{case}");
-    bench.deliver(&bench.exec("c-2", "")).await;
-    assert_eq!(bench.answer().await, Said::Refused(Reason::Busy, why.token().into()), "{case}");
-    assert_eq!(bench.effects(), 0, "{case}: nothing has started");
-    drop(fault);
-    assert_eq!(bench.result().await.state, Terminal::Succeeded, "{case}");
-    assert_eq!(bench.journal.troubles(), [], "{case}");
-    bench.deliver(&bench.exec("c-2", "")).await;
-    assert_eq!(bench.result().await.state, Terminal::Succeeded, "{case}");
-    assert_eq!(bench.effects(), 2, "{case}");
-}
-
-#[tokio::test]
-async fn a_begun_record_that_cannot_be_written_starts_nothing_says_why_and_all_goes_on_after_it() {
-    let cases = Point::BEGUN.iter().flat_map(|point| ERRNOS.map(|(errno, why)| (*point, errno, why)));
-    futures_util::future::join_all(cases.map(|(point, errno, why)| begun_record_fault(point, errno, why)))
-        .await;
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ use crate::model::Reason;
 pub(super) type Opened = (Box<dyn Link>, mpsc::UnboundedReceiver<pb::NodeFrame>);
 
 /// What the gateway says to a frame.
+#[expect(clippy::large_enum_variant, reason = "a handful of them live for a test")]
 pub(super) enum Reply {
     Say(Down),
     End,

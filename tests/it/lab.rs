@@ -10,7 +10,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use bcd::gateway::control::{CommandView, EventView, NodeView, Request, Response};
+use bcd::gateway::control::{CommandView, EventView, NodeEventView, NodeView, Request, Response};
 use bcd::model::{CommandId, NodeId};
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
@@ -236,6 +236,19 @@ impl Lab {
         let nodes = self.nodes();
         assert_eq!(nodes.len(), 1, "{nodes:?}");
         nodes[0].node.clone()
+    }
+
+    /// What the nodes told of themselves.
+    pub fn told(&self) -> Vec<NodeEventView> {
+        let mut events: Vec<NodeEventView> = Vec::new();
+        loop {
+            let after = events.last().map_or(0, |event| event.number);
+            match self.ask(&Request::NodeEvents { node: None, after }) {
+                Response::NodeEvents(page) if page.is_empty() => return events,
+                Response::NodeEvents(page) => events.extend(page),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 
     pub fn events(&self) -> Vec<EventView> {

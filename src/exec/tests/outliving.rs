@@ -165,7 +165,7 @@ async fn a_supervisor_that_died_with_its_daemon_leaves_an_interrupted_command_th
     kill_process(pid(supervisor(dir.path(), "c-1.json").pid), Signal::KILL).expect("a signal");
 
     let mut bench = Bench::over(dir, "i-2");
-    assert!(!lives(program), "it was ended before its command was");
+    until("the program's end", || !lives(program)).await;
     bench.deliver(&command).await;
     let outcome = bench.result().await;
     assert_eq!(ending(&outcome), (Terminal::Failed, Some(Reason::Interrupted), Effect::Unknown));

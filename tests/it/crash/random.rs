@@ -67,6 +67,12 @@ fn one_lab(seed: u64, kills: u64) {
     evidence.commands = commands.into_iter().filter(|row| evidence.handed.contains_key(&row.id)).collect();
     evidence.witness = read_witness(&lab.path("witness")).expect("a witness file");
     evidence.events = lab.events();
+    // The last results may be acked before the events that tell of them.
+    until("the nodes' own word of every end", || {
+        evidence.told = lab.told();
+        let ends = evidence.told_ends();
+        evidence.ended_by_nodes().all(|row| ends.contains_key(row.id.as_str())).then_some(())
+    });
     for verdict in judge(&evidence) {
         assert!(
             verdict.held(),
