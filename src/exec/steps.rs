@@ -277,7 +277,7 @@ pub(super) async fn from_attached(shared: &Shared, mut attached: Attached) {
     loop {
         match shared.parts.journal.finish_reattached(&attached.reattached, outcome).await {
             Ok(done) => {
-                tracing::info!(%id, state = ?done.outcome.state, reason = ?done.outcome.reason, "done");
+                tracing::info!(%id, state = ?done.outcome.state, reason = done.outcome.reason.map(Reason::token), "done");
                 return shared.say(Outgoing::Result(done));
             }
             Err((result, error)) => {
@@ -297,7 +297,7 @@ async fn finish(shared: &Shared, mut running: Durable<Running>, mut outcome: Out
     loop {
         match shared.parts.journal.finish(running, outcome).await {
             Ok(done) => {
-                tracing::info!(id = %done.id, state = ?done.outcome.state, reason = ?done.outcome.reason, "done");
+                tracing::info!(id = %done.id, state = ?done.outcome.state, reason = done.outcome.reason.map(Reason::token), "done");
                 return shared.say(Outgoing::Result(done));
             }
             Err((back, result, error)) => {
