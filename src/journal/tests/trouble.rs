@@ -105,3 +105,27 @@ async fn a_file_in_the_place_of_the_open_journal_is_moved_aside() {
     assert_eq!(names.filter(|name| name.starts_with("journal.db.displaced-")).count(), 1);
     assert_eq!(result(&machine.start(), "c-1").await, success());
 }
+
+#[tokio::test]
+async fn an_outcome_record_that_cannot_be_written_may_be_tried_again_and_is_whole_or_not_there() {
+    use crate::journal::Ended;
+    use crate::journal::begun::Record;
+    use crate::write_fault::{Point, arm};
+    let machine = Machine::new();
+    let journal = machine.start();
+    let begun = Record::of(&journal.id(), &running(&journal, "c-1", ONCE).await);
+    for point in Point::OUTCOME {
+        for errno in [5, 24, 28, 30, 122] {
+            let ended = Ended { begun: begun.clone(), outcome: success() };
+            let fault = arm(&machine.state(), point, errno);
+            assert_eq!(ended.write(&machine.state()).expect_err("a fault").raw_os_error(), Some(errno));
+            let read = || Ended::read(&machine.state(), &begun).expect("read");
+            let there = (point == Point::OutcomeDirSync).then(success);
+            assert_eq!(read(), there, "{} {errno}", point.name());
+            drop(fault);
+            ended.write(&machine.state()).expect("written");
+            assert_eq!(read(), Some(success()));
+            std::fs::remove_file(machine.state().join("outcome/c-1.json")).expect("removed");
+        }
+    }
+}
