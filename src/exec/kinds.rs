@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Shared, barrier, probe, reboot};
 use crate::journal::{Durable, Running};
-use crate::model::limits::TEXT_BYTES;
+use crate::model::limits::cut_text;
 use crate::model::{Args, Effect, Outcome, Reason, ServerTime, Terminal};
 
 /// How an effect ended; whoever carries it out adds attempt and times.
@@ -25,17 +25,16 @@ pub(super) struct Ended {
 impl Ended {
     /// The whole outcome.
     pub(super) fn into_outcome(
-        mut self,
+        self,
         attempt: u32,
         started: Option<ServerTime>,
         finished: Option<ServerTime>,
         duration: Duration,
     ) -> Outcome {
-        self.message.truncate(self.message.floor_char_boundary(TEXT_BYTES));
         Outcome {
             state: self.state,
             reason: self.reason,
-            message: self.message,
+            message: cut_text(self.message),
             effect: self.effect,
             attempt,
             started,

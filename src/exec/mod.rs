@@ -313,7 +313,7 @@ impl Shared {
         match self.parts.journal.expire_left(signed).await {
             Ok(ended) => {
                 for done in ended {
-                    tracing::info!(id = %done.id, reason = ?done.outcome.reason, "left by an older daemon; ended");
+                    tracing::info!(id = %done.id, reason = done.outcome.reason.map(Reason::token), "left by an older daemon; ended");
                     self.say(Outgoing::Result(done));
                 }
             }
