@@ -35,7 +35,7 @@ use crate::status::report::{self, Certificate, Report};
 use crate::status::socket::{Question, Socket};
 use crate::systemd::Notifier;
 use crate::upkeep::{self, Conditions, Floors, FloorsError, Upkeep, failed_sync};
-use crate::wire::dsse::{Audience, Policy};
+use crate::wire::dsse::{Audience, CommandRoots, Policy};
 use crate::wire::grpc::GrpcDialer;
 use crate::wire::link::{Dialer, Endpoint};
 use crate::wire::tls::{self, Roots};
@@ -228,15 +228,16 @@ impl Node {
         let (say, status) = watch::channel(SessionStatus::new(self.options.clock.boot()));
         let conditions = Conditions::new(Arc::clone(&self.options.clock));
         let (use_identity, identity) = watch::channel(self.identity.clone());
+        let (use_roots, roots) = watch::channel(self.identity.trust.command_roots.clone());
         let (end, ending) = watch::channel(None);
-        let renewals = self.renewals(use_identity, end);
+        let renewals = self.renewals(use_identity, use_roots, end);
         let upkeep = self.upkeep(conditions.clone(), status.clone(), identity.clone()).run();
         let notifier = Arc::clone(&self.options.notifier);
         let notified = status.clone();
         let reporter = Arc::new(self.reporter(lanes.clone(), status, conditions, identity));
         let fatal = fatal(journal.clone(), self.options.run_dir.clone(), self.options.boot_id.clone());
         let (relayed, relay) = relay(stop, ending.clone());
-        let work = self.start(lanes, say, renewals, relayed.clone());
+        let work = self.start(lanes, say, renewals, roots, relayed.clone());
         let exit = tokio::select! {
             biased;
             failed = fatal => {
@@ -262,11 +263,12 @@ impl Node {
     fn renewals(
         &self,
         current: watch::Sender<Identity>,
+        roots: watch::Sender<CommandRoots>,
         end: watch::Sender<Option<Exit>>,
     ) -> Option<Box<dyn Renewals>> {
         let file = (self.options.state.clone(), self.mark?);
         let own = self.options.endpoints.clone();
-        Some(Box::new(Renewal::new(file, own, self.working.clone(), current, end)))
+        Some(Box::new(Renewal::new(file, own, self.working.clone(), (current, roots), end)))
     }
 
     fn bind_status_socket(&self) -> Option<Socket> {
@@ -322,6 +324,7 @@ impl Node {
         lanes: Lanes,
         status: watch::Sender<SessionStatus>,
         renewals: Option<Box<dyn Renewals>>,
+        roots: watch::Receiver<CommandRoots>,
         stop: watch::Receiver<bool>,
     ) -> impl Future<Output = ()> {
         let metrics = metrics::run(self.journal.clone(), lanes.clone());
@@ -340,6 +343,7 @@ impl Node {
                 node_id: self.identity.node_id.clone(),
             },
             policy: self.options.policy,
+            roots,
             role: self.identity.role,
             denied: self.options.denied,
             facts: ProbeFacts {
@@ -407,7 +411,7 @@ fn grpc_dialer(
     working: &WorkingClock,
     state: &Path,
 ) -> Result<Arc<dyn Dialer>, BuildError> {
-    let roots = Roots::Certificates(identity.gateway_roots.clone());
+    let roots = Roots::Certificates(identity.trust.gateway_roots());
     // Certificates of gateways are judged by the working clock.
     let time = Arc::new(working.clone());
     let tls = tls::client_config(&roots, Some(Arc::clone(&identity.key)), time)

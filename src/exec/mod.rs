@@ -52,7 +52,7 @@ use crate::model::{Answer, AnswerState, CommandId, Digest, EventType, Kind, Lane
 use crate::ports::Reboot;
 use crate::session::outbox::{OutboxSender, Outgoing};
 use crate::session::working_clock::WorkingClock;
-use crate::wire::dsse::{self, Audience, Envelope, Policy};
+use crate::wire::dsse::{self, Audience, Authority, CommandRoots, Envelope, Policy};
 use crate::wire::frames::Delivery;
 
 /// Deliveries between the wire and the answer of admission: one group commit's worth. A body has at most 1 MiB, so
@@ -80,6 +80,8 @@ pub struct Parts {
     pub audience: Audience,
     /// Which commands need a signature.
     pub policy: Policy,
+    /// Who may sign them.
+    pub roots: watch::Receiver<CommandRoots>,
     /// What this node is.
     pub role: Role,
     /// `[kinds] deny` of bcd.toml.
@@ -237,7 +239,7 @@ impl Shared {
 
     async fn command(&self, envelope: Envelope, turn: OwnedSemaphorePermit, arrival: Option<Arrival>) {
         let between_steps = self.steps.read().await;
-        let verified = match dsse::verify_command(&envelope, &self.parts.audience, self.parts.policy) {
+        let verified = match dsse::verify_command(&envelope, &self.parts.audience, &self.authority()) {
             Ok(verified) => verified,
             Err(refusal) => {
                 self.note_wrong_node(refusal.reason, &refusal.detail).await;
@@ -246,7 +248,7 @@ impl Shared {
         };
         let command = verified.get();
         let (id, body_sha256) = (command.header.id.clone(), command.body_sha256);
-        if vouched(self.parts.policy, !envelope.signatures.is_empty()) {
+        if vouched(self.parts.policy, verified.signer().is_some()) {
             self.parts.working.document(command.header.issued_at);
         }
         // What is kept of the command from here on is its body.
@@ -279,8 +281,8 @@ impl Shared {
     }
 
     async fn cancel(&self, command_id: &CommandId, envelope: &Envelope) {
-        let body = match dsse::verify_cancel(envelope, command_id, &self.parts.audience, self.parts.policy) {
-            Ok(verified) => verified.into_inner(),
+        let body = match dsse::verify_cancel(envelope, command_id, &self.parts.audience, &self.authority()) {
+            Ok(verified) => verified,
             Err(refusal) => {
                 // The wire has no answer for it: a CommandUpdate speaks of a command's bytes, not of a cancellation's.
                 tracing::warn!(id = %command_id, reason = %refusal.reason, detail = refusal.detail, "a cancellation is refused");
@@ -288,10 +290,10 @@ impl Shared {
                 return;
             }
         };
-        if vouched(self.parts.policy, !envelope.signatures.is_empty()) {
-            self.parts.working.document(body.issued_at);
+        if vouched(self.parts.policy, body.signer().is_some()) {
+            self.parts.working.document(body.get().issued_at);
         }
-        let id = body.command_id;
+        let id = body.into_inner().command_id;
         if self.cancels.cancel(&id, self.boot()) {
             tracing::info!(%id, "cancelled");
             return;
@@ -304,6 +306,12 @@ impl Shared {
             Ok(None) => tracing::info!(%id, "a cancellation waits for its command"),
             Err(error) => tracing::warn!(%id, %error, "a cancelled command cannot be looked up"),
         }
+    }
+
+    /// What a signature is held against now.
+    fn authority(&self) -> Authority {
+        let Parts { policy, roots, working, .. } = &self.parts;
+        Authority { policy: *policy, roots: roots.borrow().clone(), now: working.now() }
     }
 
     /// Ends what an older daemon left, nobody delivered again, and signed time has passed by now.

@@ -21,7 +21,7 @@ use crate::journal::{At, Faults, Journal, Locked, Mode, Options};
 use crate::model::{BootId, Effect, Incarnation, JournalId, Lane, NodeId, Outcome, ServerTime, Terminal};
 use crate::ports::RebootError;
 use crate::session::outbox::{Outbox, outbox};
-use crate::wire::dsse::{CANCEL_TYPE, COMMAND_TYPE};
+use crate::wire::dsse::{CANCEL_TYPE, COMMAND_TYPE, CommandRoots};
 use crate::wire::frames::CommandFrame;
 
 const ISSUED: &str = "2026-11-29T10:00:00Z";
@@ -132,6 +132,7 @@ impl Bench {
                 node_id: NodeId::new("n-1").expect("an id"),
             },
             policy: Policy::None,
+            roots: watch::channel(CommandRoots::default()).1,
             role: Role::Host,
             denied: Arc::default(),
             facts: ProbeFacts {

@@ -13,7 +13,7 @@ use rand::Rng as _;
 use rand::rngs::StdRng;
 use tokio::time::Instant;
 
-use super::accept::{Accepted, AnswerError, accept};
+use super::accept::{Accepted, AnswerError, Asked, accept};
 use super::keys::{self, KeyError, NodeKey};
 use super::stored::{self, FileError, Pending, Stored as _, StoredIdentity};
 use super::ticket::Ticket;
@@ -21,6 +21,7 @@ use crate::failpoint;
 use crate::journal;
 use crate::model::{Digest, Exit, JournalId, NodeId, Reason, ServerTime};
 use crate::state_dir::{DirLock, StateDir, StateError};
+use crate::wire::enroll::SealError;
 use crate::wire::link::{EndKind, Endpoint, LinkEnd};
 use crate::wire::version;
 
@@ -108,6 +109,9 @@ pub enum JoinError {
     /// The journal cannot be made.
     #[error(transparent)]
     Journal(#[from] journal::OpenError),
+    /// The token cannot be sealed to the ticket's key.
+    #[error("the ticket cannot be used; ask the control plane for a new one")]
+    Seal(#[from] SealError),
     /// TLS cannot be set up.
     #[error("TLS cannot be set up for the join")]
     Tls(#[from] rustls::Error),
@@ -201,7 +205,7 @@ impl JoinError {
             Self::File(FileError::Newer { .. }) => Exit::ForeignState,
             Self::File(_) | Self::Key(_) => Exit::CannotWrite,
             Self::Journal(error) => error.exit(),
-            Self::AnotherGateway { .. } | Self::NoEndpoint => Exit::BadInput,
+            Self::AnotherGateway { .. } | Self::NoEndpoint | Self::Seal(_) => Exit::BadInput,
             Self::Answer { source: AnswerError::TrustDomain { .. }, .. } => Exit::BadInput,
             Self::Refused { reason: Some(reason), .. } if ticket_is_bad(*reason) => Exit::BadInput,
             Self::NoGateway { .. } => Exit::NoGateway,
@@ -235,7 +239,8 @@ pub async fn join(mut options: Options, progress: impl FnMut(Retry<'_>)) -> Resu
         progress,
     )
     .await?;
-    let accepted = accept(&options.ticket, &prepared.key.spki(), &answer.gateway, &answer.response)
+    let asked = Asked { spki: &prepared.key.spki(), request: &call.digest() };
+    let accepted = accept(&options.ticket, asked, &answer.gateway, &answer.answer)
         .map_err(|source| JoinError::Answer { endpoint, source })?;
     failpoint::hit(failpoint::JOIN_ANSWERED);
     let journal_id = JournalId::random(&mut options.rng);

@@ -27,7 +27,8 @@ pub use ticket::{Ticket, TicketError, Token};
 
 use crate::model::{Digest, Exit, NodeId, Role, ServerTime};
 use crate::state_dir::{StateDir, StateError};
-use crate::wire::link::{BadEndpoint, Endpoint};
+use crate::wire::bundle::{BundleError, Trust};
+use crate::wire::dsse::PublicKey;
 use again::join_again_beside;
 use keys::NodeKey;
 use stored::{Stored as _, StoredIdentity};
@@ -51,10 +52,10 @@ pub struct Identity {
     pub key: Arc<CertifiedKey>,
     /// SHA-256 of the key's public half.
     pub fingerprint: Digest,
-    /// CAs that sign gateways.
-    pub gateway_roots: Vec<CertificateDer<'static>>,
-    /// Where to dial.
-    pub endpoints: Vec<Endpoint>,
+    /// Signs join answers, trust bundles and revocations; pinned at the join.
+    pub join_signing_key: PublicKey,
+    /// Whom to believe, and where to dial.
+    pub trust: Arc<Trust>,
     /// When the leaf begins to hold.
     pub not_before: ServerTime,
     /// When the leaf runs out.
@@ -100,13 +101,13 @@ pub enum LoadError {
         /// Which field.
         what: &'static str,
     },
-    /// An endpoint in identity.json is none.
-    #[error("{} names an endpoint that is none", .path.display())]
-    Endpoint {
+    /// The trust bundle in identity.json is not one of the pinned key.
+    #[error("the trust bundle in {} cannot be used; {}", .path.display(), join_again_beside(.path))]
+    Trust {
         /// identity.json.
         path: PathBuf,
-        /// Which.
-        source: BadEndpoint,
+        /// What is wrong with it.
+        source: BundleError,
     },
 }
 
@@ -143,7 +144,7 @@ impl Identity {
 
 fn assemble(stored: StoredIdentity, key: &NodeKey, path: PathBuf) -> Result<Identity, LoadError> {
     let contradiction = |what| LoadError::Contradiction { path: path.clone(), what };
-    let chain: Vec<_> = stored.chain.into_iter().map(|der| der.0).collect();
+    let chain: Vec<_> = stored.chain.into_iter().map(|der| CertificateDer::from(der.0.to_vec())).collect();
     let first = chain.first().ok_or_else(|| contradiction("the empty chain"))?;
     let leaf = match Leaf::read(first) {
         Ok(leaf) => leaf,
@@ -156,7 +157,6 @@ fn assemble(stored: StoredIdentity, key: &NodeKey, path: PathBuf) -> Result<Iden
         ("the trust domain", leaf.trust_domain == stored.trust_domain),
         ("the key", leaf.spki == key.spki()),
         ("the generation 0", stored.generation > 0),
-        ("the empty list of gateway roots", !stored.gateway_roots.is_empty()),
     ] {
         if !same {
             return Err(contradiction(what));
@@ -165,7 +165,8 @@ fn assemble(stored: StoredIdentity, key: &NodeKey, path: PathBuf) -> Result<Iden
     let provider = rustls::crypto::ring::default_provider();
     let tls = CertifiedKey::from_der(chain.clone(), key.to_tls(), &provider)
         .map_err(|_| contradiction("the key"))?;
-    let endpoints = stored.endpoints.iter().map(|text| text.parse()).collect::<Result<_, _>>();
+    let trust = Trust::verify(stored.trust_bundle, &stored.join_signing_key, &stored.trust_domain)
+        .map_err(|source| LoadError::Trust { path, source })?;
     Ok(Identity {
         node_id: stored.node_id,
         generation: stored.generation,
@@ -175,8 +176,8 @@ fn assemble(stored: StoredIdentity, key: &NodeKey, path: PathBuf) -> Result<Iden
         chain,
         key: Arc::new(tls),
         fingerprint: key.spki(),
-        gateway_roots: stored.gateway_roots.into_iter().map(|der| der.0).collect(),
-        endpoints: endpoints.map_err(|source| LoadError::Endpoint { path, source })?,
+        join_signing_key: stored.join_signing_key,
+        trust: Arc::new(trust),
         not_before: leaf.not_before,
         not_after: leaf.not_after,
     })

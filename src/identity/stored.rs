@@ -1,13 +1,14 @@
 //! The identity's files: identity.json, whose rename is the switch to a new identity, and join-pending.json, which
 //! lets a join that was killed go on with the same key.
 
-use rustls::pki_types::CertificateDer;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::keys;
 use crate::model::strict::{self, StrictError};
 use crate::model::{Digest, NodeId, Role};
 use crate::state_dir::{StateDir, StateError};
+use crate::wire::der::Der;
+use crate::wire::dsse::{Envelope, PublicKey};
 
 /// The file whose rename switches identities.
 pub const IDENTITY: &str = "identity.json";
@@ -62,10 +63,10 @@ pub struct StoredIdentity {
     pub key: KeyName,
     /// How the machine proved itself.
     pub attestor: String,
-    /// CAs that sign gateways.
-    pub gateway_roots: Vec<Der>,
-    /// Where to dial, `host:port`.
-    pub endpoints: Vec<String>,
+    /// Signs join answers, trust bundles and revocations; pinned at the join.
+    pub join_signing_key: PublicKey,
+    /// The newest trust bundle, as it was signed.
+    pub trust_bundle: Envelope,
 }
 
 /// join-pending.json.
@@ -76,24 +77,6 @@ pub struct Pending {
     pub key: KeyName,
     /// SHA-256 of the ticket's token: with another token the join starts anew.
     pub token_sha256: Digest,
-}
-
-/// A certificate in JSON: base64 of its DER.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Der(pub CertificateDer<'static>);
-
-impl Serialize for Der {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&data_encoding::BASE64.encode(&self.0))
-    }
-}
-
-impl<'de> Deserialize<'de> for Der {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
-        let bytes = data_encoding::BASE64.decode(text.as_bytes()).map_err(serde::de::Error::custom)?;
-        Ok(Self(bytes.into()))
-    }
 }
 
 /// The name of a key's file in JSON.
@@ -177,11 +160,11 @@ impl StoredIdentity {
             role: accepted.leaf.role,
             site: accepted.leaf.site.clone(),
             trust_domain: accepted.leaf.trust_domain.clone(),
-            chain: accepted.chain.iter().cloned().map(Der).collect(),
+            chain: accepted.chain.iter().map(|certificate| (&**certificate).into()).collect(),
             key: KeyName(accepted.leaf.spki),
             attestor: "token".into(),
-            gateway_roots: accepted.gateway_roots.iter().cloned().map(Der).collect(),
-            endpoints: accepted.endpoints.iter().map(ToString::to_string).collect(),
+            join_signing_key: accepted.join_signing_key.clone(),
+            trust_bundle: accepted.trust.envelope.clone(),
         }
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::model::ServerTime;
-use stored::{Der, KeyName, Pending};
+use stored::{KeyName, Pending};
 
 /// A state directory with an identity whose parts fit together, and what it was made from.
 pub(crate) struct Fixture {
@@ -50,12 +50,14 @@ pub(crate) fn joined() -> Fixture {
 
 fn stored(dir: &StateDir, key: &Digest, uris: [&str; 2], generation: u64) -> StoredIdentity {
     let certificate = certificate::tests::certificate(&key_pair(dir, key), &uris);
+    let service = accept::tests::Service::new();
+    let bundle = service.sign_bundle(&service.bundle(&accept::tests::authority()));
     let accepted = Accepted {
         leaf: Leaf::read(&certificate).unwrap(),
         generation,
         chain: vec![certificate.clone()],
-        gateway_roots: vec![certificate],
-        endpoints: vec!["gw1.lab.example:443".parse().unwrap()],
+        join_signing_key: service.public.clone(),
+        trust: Trust::verify(bundle, &service.public, "lab.example").unwrap(),
         server_time: ServerTime(1),
     };
     StoredIdentity::new(&accepted)
@@ -98,14 +100,13 @@ fn every_contradiction_with_the_certificate_is_refused_and_names_the_file() {
     let fixture = joined();
     let other = NodeKey::generate().unwrap();
     other.store(&fixture.dir).unwrap();
-    let changes: [(&str, &dyn Fn(&mut StoredIdentity)); 7] = [
+    let changes: [(&str, &dyn Fn(&mut StoredIdentity)); 6] = [
         ("node id", &|stored| stored.node_id = NodeId::new("n-2").unwrap()),
         ("role", &|stored| stored.role = Role::Ramdisk),
         ("site", &|stored| stored.site = "ams1".into()),
         ("trust domain", &|stored| stored.trust_domain = "evil.example".into()),
         ("key", &|stored| stored.key = KeyName(other.spki())),
         ("generation", &|stored| stored.generation = 0),
-        ("gateway roots", &|stored| stored.gateway_roots.clear()),
     ];
     for (what, change) in changes {
         let error = fixture.refused(change);
@@ -113,8 +114,17 @@ fn every_contradiction_with_the_certificate_is_refused_and_names_the_file() {
         let text = error.to_string();
         assert!(text.contains(what) && text.contains(&fixture.identity().display().to_string()), "{text}");
     }
-    let error = fixture.refused(|stored| stored.chain = vec![Der(vec![1, 2, 3].into())]);
+    let error = fixture.refused(|stored| stored.chain = vec![(&[1, 2, 3][..]).into()]);
     assert!(matches!(error, LoadError::Certificate { .. }), "{error}");
+}
+
+#[test]
+fn a_trust_bundle_that_somebody_else_put_into_the_file_is_refused() {
+    let (fixture, foreign) = (joined(), accept::tests::Service::new());
+    let bundle = foreign.sign_bundle(&foreign.bundle(&accept::tests::authority()));
+    let error = fixture.refused(|stored| stored.trust_bundle = bundle);
+    assert!(matches!(error, LoadError::Trust { .. }), "{error}");
+    assert_eq!(error.exit(), Exit::Configuration);
 }
 
 #[test]

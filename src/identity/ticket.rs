@@ -7,6 +7,8 @@ use serde::Deserialize;
 
 use crate::model::strict::{self, StrictError, StrictMap};
 use crate::model::{Digest, ServerTime, limits};
+use crate::wire::dsse::PublicKey;
+use crate::wire::enroll::SealingKey;
 use crate::wire::link::{BadEndpoint, Endpoint};
 
 /// What stands before the ticket's JSON; the digit is the format's version.
@@ -44,6 +46,10 @@ pub struct Ticket {
     pub endpoints: Vec<Endpoint>,
     /// SHA-256 of the DER of the CA certificate that the gateways' certificates chain to.
     pub gateway_ca_sha256: Digest,
+    /// Who signs the answer to the join, and the trust bundles after it.
+    pub join_signing_key: PublicKey,
+    /// Whom the token is sealed to.
+    pub join_encryption_key: SealingKey,
     /// The right to join.
     pub token: Token,
     /// When it runs out, by the control plane's clock.
@@ -103,10 +109,8 @@ struct Body {
     trust_domain: String,
     endpoints: Vec<String>,
     gateway_ca_sha256: Digest,
-    #[serde(rename = "join_encryption_key", default)]
-    _join_encryption_key: Option<String>,
-    #[serde(rename = "join_signing_key", default)]
-    _join_signing_key: Option<String>,
+    join_encryption_key: SealingKey,
+    join_signing_key: PublicKey,
     token: Token,
     #[serde(rename = "uses", default)]
     _uses: Option<u32>,
@@ -148,6 +152,8 @@ impl Ticket {
             trust_domain: body.trust_domain,
             endpoints: body.endpoints.iter().map(|text| text.parse()).collect::<Result<_, _>>()?,
             gateway_ca_sha256: body.gateway_ca_sha256,
+            join_signing_key: body.join_signing_key,
+            join_encryption_key: body.join_encryption_key,
             token: body.token,
             expires_at: body.expires_at,
         })
@@ -201,12 +207,14 @@ mod tests {
     fn json(v: u32, extra: &str, expires: &str) -> String {
         format!(
             r#"{{"v":{v},"trust_domain":"lab.example","endpoints":["gw1.lab.example:443","[::1]:7443"],
-            "gateway_ca_sha256":"{}","token":"bt_7Hq","uses":1,"expires_at":"{expires}","site":"fra1",
+            "gateway_ca_sha256":"{}","join_signing_key":"{SIGNS}","join_encryption_key":"{SEALS}","token":"bt_7Hq","uses":1,"expires_at":"{expires}","site":"fra1",
             "labels":{{"rack":"r12"}},"attestors":["token"]{extra}}}"#,
             "9f".repeat(32)
         )
     }
 
+    const SIGNS: &str = "p256:MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEaxfR8uEsQkf4vOblY6RA8ncDfYEt6zOg9KE5RdiYwpZP40Li_hp_m47n60p8D54WK84zV2sxXs7LtkBoN79R9Q";
+    const SEALS: &str = "x25519:AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI";
     const LATER: &str = "2036-12-01T12:00:00Z";
 
     fn parse(text: &str) -> Result<Ticket, TicketError> {
@@ -214,12 +222,15 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_is_read_with_and_without_the_join_keys() {
+    fn a_ticket_is_read_and_one_without_the_join_services_keys_is_not() {
         let ticket = parse(&format!("{}\n", line(&json(1, "", LATER)))).unwrap();
         assert_eq!(ticket.endpoints[1].port, 7443);
         assert!(!format!("{ticket:?}").contains("bt_7Hq"), "the token stays out of logs");
-        let keys = r#","join_encryption_key":"x25519:Qk9","join_signing_key":"p256:MFkw""#;
-        assert!(parse(&line(&json(1, keys, LATER))).is_ok());
+        for (key, value) in [("join_signing_key", SIGNS), ("join_encryption_key", SEALS)] {
+            let without = json(1, "", LATER).replace(&format!(r#""{key}":"{value}","#), "");
+            let refused = parse(&line(&without)).unwrap_err();
+            assert!(refused.to_string().contains(key), "{refused}");
+        }
     }
 
     #[test]

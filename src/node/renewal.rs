@@ -11,6 +11,7 @@ use super::grpc_dialer;
 use crate::identity::{Identity, Mark, join_again};
 use crate::model::Exit;
 use crate::session::{Credentials, Renewals, WorkingClock};
+use crate::wire::dsse::CommandRoots;
 use crate::wire::link::{Dialer, Endpoint};
 
 /// What a session dials with, of `identity`.
@@ -20,7 +21,7 @@ pub(super) fn credentials(
     state: &std::path::Path,
     dialer: Arc<dyn Dialer>,
 ) -> Credentials {
-    let endpoints = if own_endpoints.is_empty() { &identity.endpoints } else { own_endpoints };
+    let endpoints = if own_endpoints.is_empty() { &identity.trust.endpoints } else { own_endpoints };
     Credentials {
         dialer,
         endpoints: endpoints.to_vec(),
@@ -38,6 +39,8 @@ struct Shared {
     working: WorkingClock,
     /// The identity in use.
     current: watch::Sender<Identity>,
+    /// Who may sign commands, by its trust bundle.
+    roots: watch::Sender<CommandRoots>,
     /// Set when the new identity is not for this process to use.
     ending: watch::Sender<Option<Exit>>,
     seen: Mutex<Seen>,
@@ -55,11 +58,11 @@ impl Renewal {
         (state, used): (PathBuf, Mark),
         own_endpoints: Vec<Endpoint>,
         working: WorkingClock,
-        current: watch::Sender<Identity>,
+        (current, roots): (watch::Sender<Identity>, watch::Sender<CommandRoots>),
         ending: watch::Sender<Option<Exit>>,
     ) -> Self {
         let seen = Mutex::new(Seen { used, unusable: None });
-        Self(Arc::new(Shared { state, own_endpoints, working, current, ending, seen }))
+        Self(Arc::new(Shared { state, own_endpoints, working, current, roots, ending, seen }))
     }
 }
 
@@ -115,6 +118,7 @@ impl Shared {
             certificate_until = %identity.not_after,
             "a new identity of this node is in use"
         );
+        self.roots.send_replace(identity.trust.command_roots.clone());
         self.current.send_replace(identity);
         Ok(credentials)
     }

@@ -235,7 +235,7 @@ fn read_cancel(cancel: pb::Cancel) -> Inbound {
 
 /// An envelope over a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-enum OverLimit {
+pub enum OverLimit {
     #[error("a body of {0} bytes, at most {COMMAND_BODY_BYTES}")]
     Body(usize),
     #[error("{0} signatures, at most {SIGNATURES}")]
@@ -246,7 +246,11 @@ enum OverLimit {
     Chain,
 }
 
-fn read_envelope(envelope: pb::Envelope) -> Result<Envelope, OverLimit> {
+/// An envelope within the limits.
+///
+/// # Errors
+/// It is over one.
+pub fn read_envelope(envelope: pb::Envelope) -> Result<Envelope, OverLimit> {
     if envelope.payload.len() > COMMAND_BODY_BYTES {
         return Err(OverLimit::Body(envelope.payload.len()));
     }

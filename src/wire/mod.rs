@@ -2,9 +2,12 @@
 //!
 //! Only [`grpc`] and the gateway name a transport; everything else sees a [`link::Link`].
 
+pub mod bundle;
 #[cfg(all(test, feature = "fakehw"))]
 mod contract;
+pub mod der;
 pub mod dsse;
+pub mod enroll;
 pub mod frames;
 pub mod grpc;
 pub mod link;

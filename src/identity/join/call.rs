@@ -7,9 +7,12 @@ use std::time::Duration;
 use rustls::ClientConfig;
 use rustls::pki_types::CertificateDer;
 
-use super::super::ticket::Ticket;
+use super::super::{accept, ticket::Ticket};
+use super::JoinError;
 use crate::model::limits::FRAME_BYTES;
-use crate::model::{Reason, Role};
+use crate::model::{Digest, Reason, Role};
+use crate::wire::enroll::join_request_digest;
+use crate::wire::frames::read_envelope;
 use crate::wire::link::{EndKind, Endpoint, LinkEnd};
 use crate::wire::pb::enrollment_client::EnrollmentClient;
 use crate::wire::pb::{join_answer, join_frame};
@@ -20,7 +23,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
 /// What came back, and from whom.
 pub(super) struct Answer {
-    pub(super) response: pb::JoinResponse,
+    pub(super) answer: accept::Answer,
     /// The gateway's own certificate.
     pub(super) gateway: CertificateDer<'static>,
 }
@@ -36,13 +39,12 @@ impl Call {
         ticket: &Ticket,
         csr: Vec<u8>,
         facts: BTreeMap<String, String>,
-    ) -> Result<Self, rustls::Error> {
+    ) -> Result<Self, JoinError> {
         let roots = tls::Roots::Pinned(ticket.gateway_ca_sha256);
         let own = version::Range::OWN;
         let request = pb::JoinRequest {
+            sealed_token: ticket.join_encryption_key.seal(ticket.token.reveal(), &csr)?.into(),
             csr: csr.into(),
-            token: ticket.token.reveal().to_owned(),
-            sealed_token: Default::default(),
             attestor: "token".into(),
             evidence: Default::default(),
             facts: facts.into_iter().collect(),
@@ -51,6 +53,11 @@ impl Call {
             role: Role::Host.name().into(),
         };
         Ok(Self { tls: Arc::new(tls::client_config(&roots, None, Arc::new(tls::BuildTime))?), request })
+    }
+
+    /// What an answer must be bound to.
+    pub(super) fn digest(&self) -> Digest {
+        join_request_digest(&self.request)
     }
 
     pub(super) async fn attempt(&self, endpoint: &Endpoint) -> Result<Answer, LinkEnd> {
@@ -63,7 +70,11 @@ impl Call {
             async { client.join(tokio_stream::once(frame)).await?.into_inner().message().await }.await;
         match answer {
             Ok(Some(pb::JoinAnswer { frame: Some(join_answer::Frame::Response(response)) })) => {
-                Ok(Answer { response, gateway })
+                let both = response.signed_response.zip(response.trust_bundle);
+                let (signed, bundle) = both.ok_or_else(|| unusable("its answer is not signed"))?;
+                let read = |envelope| read_envelope(envelope).map_err(|error| unusable(&error.to_string()));
+                let answer = accept::Answer { response: read(signed)?, trust_bundle: read(bundle)? };
+                Ok(Answer { answer, gateway })
             }
             Ok(Some(pb::JoinAnswer { frame: Some(join_answer::Frame::Challenge(_)) })) => Err(unusable(
                 "it asks for a proof of the machine that this bcd cannot give; use a ticket whose attestor is token",

@@ -109,7 +109,7 @@ pub(super) fn verified(command: usize) -> Verified<Command> {
     let envelope =
         Envelope { payload_type: COMMAND_TYPE.into(), payload: Bytes::from(payload), signatures: Vec::new() };
     let audience = Audience { trust_domain: "lab".into(), node_id: NodeId::new("n-1").expect("an id") };
-    verify_command(&envelope, &audience, Policy::None).expect("verified")
+    verify_command(&envelope, &audience, &Policy::None.into()).expect("verified")
 }
 
 pub(super) fn context() -> Context {

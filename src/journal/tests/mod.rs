@@ -134,7 +134,7 @@ fn kind_of_command(id: &str, kind: &str, args: &str) -> Verified<Command> {
     let envelope =
         Envelope { payload_type: COMMAND_TYPE.into(), payload: Bytes::from(payload), signatures: Vec::new() };
     let audience = Audience { trust_domain: "lab".into(), node_id: NodeId::new("n-1").expect("an id") };
-    verify_command(&envelope, &audience, Policy::None).expect("verified")
+    verify_command(&envelope, &audience, &Policy::None.into()).expect("verified")
 }
 
 fn context() -> Context {

@@ -1,31 +1,8 @@
-//! Envelopes (DSSE) and the policy for their signatures. The one maker of [`Verified`].
+//! Commands and cancellations: steps 1 and 2 of admission, on the bytes alone.
 
-use bytes::Bytes;
-
+use super::{Audience, CommandRoots, Envelope, Verified, Worker, check_audience, shown};
 use crate::model::limits::COMMAND_LIFE;
 use crate::model::{Command, CommandId, Digest, Kind, NodeId, Reason, ServerTime, strict};
-
-/// An envelope as received, within the limits.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Envelope {
-    /// `application/vnd.bcd.v1.<suffix>`.
-    pub payload_type: String,
-    /// The signed body.
-    pub payload: Bytes,
-    /// At most [`crate::model::limits::SIGNATURES`].
-    pub signatures: Vec<Signature>,
-}
-
-/// One signature of an envelope.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Signature {
-    /// SHA-256 of the signer's SPKI.
-    pub key_id: Bytes,
-    /// The signature's bytes.
-    pub signature: Bytes,
-    /// DER certificates, leaf first; empty when the key is known by its id.
-    pub chain: Vec<Bytes>,
-}
 
 /// Which commands need a signature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -40,29 +17,49 @@ pub enum Policy {
     None,
 }
 
-/// Proof that `T` came from a document whose signature held, or that the policy let pass.
+/// What a command's signature is held against.
 #[derive(Debug, Clone)]
-pub struct Verified<T>(T);
+pub struct Authority {
+    /// Which commands need one.
+    pub policy: Policy,
+    /// Who may sign.
+    pub roots: CommandRoots,
+    /// Server time by the working clock: signers are judged by it. Absent: not known yet, and no signature holds.
+    pub now: Option<ServerTime>,
+}
 
-impl<T> Verified<T> {
-    /// The document.
-    pub fn get(&self) -> &T {
-        &self.0
-    }
-
-    /// The document, without the proof.
-    pub fn into_inner(self) -> T {
-        self.0
+impl From<Policy> for Authority {
+    /// The policy of a node that holds no command roots.
+    fn from(policy: Policy) -> Self {
+        Self { policy, roots: CommandRoots::default(), now: None }
     }
 }
 
-/// Whom a document must be for.
-#[derive(Debug, Clone)]
-pub struct Audience {
-    /// The deployment's name.
-    pub trust_domain: String,
-    /// This node.
-    pub node_id: NodeId,
+impl Authority {
+    /// Who vouches for an envelope; absent where the policy needs nobody.
+    fn judge(&self, envelope: &Envelope, destructive: bool) -> Result<Option<Worker>, (Reason, String)> {
+        let required = match self.policy {
+            Policy::All => true,
+            Policy::Destructive => destructive,
+            #[cfg(feature = "fakehw")]
+            Policy::None => return Ok(None),
+        };
+        match (envelope.signatures.is_empty(), required) {
+            (true, true) => {
+                let detail = "the policy asks for a signature and there is none";
+                Err((Reason::SignatureRequired, detail.to_owned()))
+            }
+            (true, false) => Ok(None),
+            // A signature that does not hold is never better than none.
+            (false, _) => {
+                let now = self.now.ok_or_else(|| {
+                    (Reason::SignatureInvalid, "this node does not know the time yet".to_owned())
+                })?;
+                let signer = self.roots.signer(envelope, now);
+                signer.map(Some).map_err(|error| (Reason::SignatureInvalid, error.to_string()))
+            }
+        }
+    }
 }
 
 /// A refusal on the bytes alone (admission steps 1 and 2): never written, no trace of the id.
@@ -103,7 +100,7 @@ pub const CANCEL_TYPE: &str = "application/vnd.bcd.v1.cancel";
 pub fn verify_command(
     envelope: &Envelope,
     audience: &Audience,
-    policy: Policy,
+    authority: &Authority,
 ) -> Result<Verified<Command>, Box<Refusal>> {
     let refusal = |id: Option<&CommandId>, reason, detail: String| {
         let body_sha256 = Digest::of(&envelope.payload);
@@ -120,16 +117,16 @@ pub fn verify_command(
     let id = Some(&header.id);
     // A kind that this build does not know is taken for destructive: absent knowledge relaxes nothing.
     let destructive = Kind::from_name(&header.kind).is_none_or(|kind| kind.properties().destructive);
-    check_signatures(envelope, policy, destructive)
-        .map_err(|(reason, detail)| refusal(id, reason, detail.to_owned()))?;
-    check_audience(&header.trust_domain, &header.node_id, audience)
+    let signer =
+        authority.judge(envelope, destructive).map_err(|(reason, detail)| refusal(id, reason, detail))?;
+    check_audience(&header.trust_domain, Some(&header.node_id), audience)
         .map_err(|detail| refusal(id, Reason::WrongNode, detail))?;
     if header.not_after.since(header.issued_at) > COMMAND_LIFE {
         let detail =
             format!("issued at {}, not after {}: more than 7 days", header.issued_at, header.not_after);
         return Err(refusal(id, Reason::NotAfterTooFar, detail));
     }
-    Ok(Verified(command))
+    Ok(Verified { document: command, signer })
 }
 
 /// Verifies a cancellation's envelope. `command_id` is the frame's and must be the body's.
@@ -140,7 +137,7 @@ pub fn verify_cancel(
     envelope: &Envelope,
     command_id: &CommandId,
     audience: &Audience,
-    policy: Policy,
+    authority: &Authority,
 ) -> Result<Verified<CancelBody>, Box<Refusal>> {
     let refusal = |reason, detail: String| {
         let body_sha256 = Digest::of(&envelope.payload);
@@ -156,52 +153,16 @@ pub fn verify_cancel(
         return Err(refusal(Reason::Invalid, format!("the signed body cancels {}", body.command_id)));
     }
     // Whatever is cancelled, a gateway alone must not cancel it: judged as a destructive kind.
-    check_signatures(envelope, policy, true)
-        .map_err(|(reason, detail)| refusal(reason, detail.to_owned()))?;
-    check_audience(&body.trust_domain, &body.node_id, audience)
+    let signer = authority.judge(envelope, true).map_err(|(reason, detail)| refusal(reason, detail))?;
+    check_audience(&body.trust_domain, Some(&body.node_id), audience)
         .map_err(|detail| refusal(Reason::WrongNode, detail))?;
-    Ok(Verified(body))
-}
-
-fn check_signatures(
-    envelope: &Envelope,
-    policy: Policy,
-    destructive: bool,
-) -> Result<(), (Reason, &'static str)> {
-    let required = match policy {
-        Policy::All => true,
-        Policy::Destructive => destructive,
-        #[cfg(feature = "fakehw")]
-        Policy::None => return Ok(()),
-    };
-    match (envelope.signatures.is_empty(), required) {
-        (true, true) => Err((Reason::SignatureRequired, "the policy asks for a signature and there is none")),
-        (true, false) => Ok(()),
-        // Command roots come with the trust bundle; until one is held, no signature can hold.
-        (false, _) => {
-            Err((Reason::SignatureInvalid, "this node holds no command roots to verify it against"))
-        }
-    }
-}
-
-fn check_audience(trust_domain: &str, node_id: &NodeId, audience: &Audience) -> Result<(), String> {
-    if trust_domain != audience.trust_domain {
-        return Err(format!("the body is for the trust domain {:?}", shown(trust_domain)));
-    }
-    if *node_id != audience.node_id {
-        return Err(format!("the body is for node {node_id}"));
-    }
-    Ok(())
-}
-
-/// What a log or a message shows of a peer's text.
-fn shown(text: &str) -> String {
-    text.chars().take(80).collect()
+    Ok(Verified { document: body, signer })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::dsse::Signature;
 
     fn audience() -> Audience {
         Audience { trust_domain: "lab.example".into(), node_id: NodeId::new("n-1").expect("an id") }
@@ -227,13 +188,13 @@ mod tests {
     }
 
     fn reason(envelope: &Envelope, policy: Policy) -> Option<Reason> {
-        verify_command(envelope, &audience(), policy).err().map(|refusal| refusal.reason)
+        verify_command(envelope, &audience(), &policy.into()).err().map(|refusal| refusal.reason)
     }
 
     #[test]
     fn an_unsigned_command_is_refused_signature_required_under_the_default_policy() {
         assert_eq!(reason(&good(), Policy::default()), Some(Reason::SignatureRequired));
-        let refusal = verify_command(&good(), &audience(), Policy::All).expect_err("refused");
+        let refusal = verify_command(&good(), &audience(), &Policy::All.into()).expect_err("refused");
         assert_eq!(refusal.id, CommandId::new("c-1").ok());
         assert_eq!(refusal.body_sha256, Digest::of(&good().payload));
     }
@@ -276,7 +237,7 @@ mod tests {
         let broken = Envelope { payload: Bytes::from_static(b"{\"id\":"), ..good() };
         let foreign = Envelope { payload_type: CANCEL_TYPE.into(), ..good() };
         for envelope in [broken, foreign] {
-            let refusal = verify_command(&envelope, &audience(), Policy::All).expect_err("refused");
+            let refusal = verify_command(&envelope, &audience(), &Policy::All.into()).expect_err("refused");
             assert_eq!((refusal.id, refusal.reason), (None, Reason::Invalid));
         }
     }
@@ -290,7 +251,7 @@ mod tests {
             Envelope { payload_type: CANCEL_TYPE.into(), payload: payload.into(), signatures: Vec::new() };
         let verify = |id: &str, policy| {
             let id = CommandId::new(id).expect("an id");
-            verify_cancel(&envelope, &id, &audience(), policy).err().map(|refusal| refusal.reason)
+            verify_cancel(&envelope, &id, &audience(), &policy.into()).err().map(|refusal| refusal.reason)
         };
         assert_eq!(verify("c-1", Policy::None), None);
         assert_eq!(verify("c-2", Policy::None), Some(Reason::Invalid));

@@ -1,0 +1,266 @@
+//! Tokens, nodes and certificates: whom the join service has let in.
+
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use rusqlite::{Connection, OptionalExtension as _, params};
+
+use super::ticket::Grant;
+use crate::gateway::store::{corrupt, int, uint};
+use crate::model::{Digest, NodeId, Reason, Role, ServerTime};
+use crate::wire::dsse::{Envelope, PublicKey};
+
+/// A repeated join holds at least this long after the first, ms: a machine that was killed in the middle of its
+/// join needs no second ticket.
+const REPEAT_MS: i64 = 24 * 3600 * 1000;
+
+/// Times are ms since the Unix epoch by the worker's clock.
+const TABLES: &str = "
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tokens (
+  sha256 TEXT PRIMARY KEY, uses INTEGER NOT NULL, used INTEGER NOT NULL DEFAULT 0,
+  expires_ms INTEGER NOT NULL, site TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS joins (
+  token_sha256 TEXT NOT NULL, spki_sha256 TEXT NOT NULL, node_id TEXT NOT NULL, joined_ms INTEGER NOT NULL,
+  PRIMARY KEY (token_sha256, spki_sha256)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS nodes (
+  node_id TEXT PRIMARY KEY, generation INTEGER NOT NULL, role TEXT NOT NULL, site TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS certificates (
+  serial TEXT PRIMARY KEY, node_id TEXT NOT NULL, generation INTEGER NOT NULL, spki_sha256 TEXT NOT NULL,
+  not_after_ms INTEGER NOT NULL, revoked INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS certificates_by_key ON certificates (spki_sha256);
+";
+
+/// A join, as far as the tables decide it.
+#[derive(Debug)]
+pub struct JoinTry {
+    /// Digest of the token.
+    pub token: Digest,
+    /// SHA-256 of the public key.
+    pub spki: Digest,
+    /// The role asked for.
+    pub role: Role,
+    /// The id to give if the machine is new.
+    pub fresh: NodeId,
+    /// The worker's clock.
+    pub now: ServerTime,
+}
+
+/// What the machine is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Enrolled {
+    /// Its id.
+    pub node: NodeId,
+    /// Where it stands.
+    pub site: String,
+    /// host or ramdisk.
+    pub role: Role,
+    /// Its identity generation.
+    pub generation: u64,
+}
+
+/// Who holds a certificate.
+#[derive(Debug, Clone)]
+pub struct Holder {
+    /// The node that it names.
+    pub node: NodeId,
+    /// Its serial, hex.
+    pub serial: String,
+    /// Its key.
+    pub key: PublicKey,
+    /// When it runs out.
+    pub not_after: ServerTime,
+}
+
+/// Why a machine is not let in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The token is not known.
+    #[error("this join service does not know the ticket's token")]
+    UnknownToken,
+    /// The token has run out.
+    #[error("the ticket has run out; ask for a new one")]
+    ExpiredToken,
+    /// The token is used up.
+    #[error("the ticket has been used up; ask for a new one")]
+    UsedToken,
+    /// The certificate, or its node, is not known.
+    #[error("this join service does not know the certificate; join again")]
+    UnknownCertificate,
+    /// The certificate was revoked.
+    #[error("the certificate was revoked; join again with a new ticket")]
+    Revoked,
+    /// The node has joined again since.
+    #[error("the node has joined again since this certificate was signed")]
+    Superseded,
+}
+
+impl Refusal {
+    /// Its token.
+    pub fn reason(self) -> Reason {
+        match self {
+            Self::UnknownToken => Reason::TicketInvalid,
+            Self::ExpiredToken => Reason::TicketExpired,
+            Self::UsedToken => Reason::TicketUsed,
+            Self::UnknownCertificate => Reason::UnknownNode,
+            Self::Revoked => Reason::CertificateRevoked,
+            Self::Superseded => Reason::IdentitySuperseded,
+        }
+    }
+}
+
+/// The tables.
+pub struct Enrolment(Connection);
+
+impl Enrolment {
+    /// Opens or makes the file, 0600 from its creation.
+    pub fn open(path: &Path) -> rusqlite::Result<Self> {
+        std::fs::OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .custom_flags(nix::fcntl::OFlag::O_NOFOLLOW.bits())
+            .open(path)
+            .map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))?;
+        let db = Connection::open(path)?;
+        db.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+        db.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
+        db.pragma_update(None, "synchronous", "FULL")?;
+        db.execute_batch(&format!("BEGIN IMMEDIATE; {TABLES} COMMIT"))?;
+        Ok(Self(db))
+    }
+
+    fn meta(&self, key: &str) -> rusqlite::Result<Option<String>> {
+        self.0.query_row("SELECT value FROM meta WHERE key = ?", [key], |row| row.get(0)).optional()
+    }
+
+    fn set_meta(&self, key: &str, value: &str) -> rusqlite::Result<()> {
+        self.0.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", [key, value])?;
+        Ok(())
+    }
+
+    /// Where gateways are.
+    pub fn endpoints(&self) -> rusqlite::Result<Vec<String>> {
+        let text = self.meta("endpoints")?.unwrap_or_else(|| "[]".into());
+        serde_json::from_str(&text).map_err(|error| corrupt(0, error))
+    }
+
+    /// Notes where gateways are.
+    pub fn set_endpoints(&self, endpoints: &[String]) -> rusqlite::Result<()> {
+        if self.endpoints()? == endpoints {
+            return Ok(());
+        }
+        self.set_meta("endpoints", &serde_json::to_string(endpoints).unwrap_or_default())
+    }
+
+    /// The newest trust bundle.
+    pub fn bundle(&self) -> rusqlite::Result<Option<Envelope>> {
+        let text = self.meta("bundle")?;
+        text.map(|text| serde_json::from_str(&text).map_err(|error| corrupt(0, error))).transpose()
+    }
+
+    /// Keeps a newer one.
+    pub fn keep_bundle(&self, bundle: &Envelope) -> rusqlite::Result<()> {
+        self.set_meta("bundle", &serde_json::to_string(bundle).unwrap_or_default())
+    }
+
+    /// Stores a new token.
+    pub fn add_token(&self, token: &Digest, grant: &Grant) -> rusqlite::Result<()> {
+        self.0.execute(
+            "INSERT INTO tokens (sha256, uses, expires_ms, site) VALUES (?, ?, ?, ?)",
+            params![token.hex(), grant.uses, grant.expires_at.0, grant.site],
+        )?;
+        Ok(())
+    }
+
+    /// Uses a token once. The same token and key again give the same node and use nothing.
+    pub fn join(&mut self, attempt: &JoinTry) -> rusqlite::Result<Result<Enrolled, Refusal>> {
+        let transaction = self.0.transaction()?;
+        let joined = join(&transaction, attempt)?;
+        transaction.commit()?;
+        Ok(joined)
+    }
+
+    /// The node of a certificate that may be renewed.
+    pub fn renew(&self, holder: &Holder) -> rusqlite::Result<Result<Enrolled, Refusal>> {
+        let row = self
+            .0
+            .query_row(
+                "SELECT n.node_id, n.site, n.role, n.generation, c.revoked, c.generation
+                 FROM certificates c JOIN nodes n USING (node_id) WHERE c.serial = ? AND c.node_id = ?",
+                [&holder.serial, holder.node.as_str()],
+                |row| Ok((read(row)?, row.get::<_, i64>(4)?, row.get::<_, i64>(5)?)),
+            )
+            .optional()?;
+        Ok(match row {
+            None => Err(Refusal::UnknownCertificate),
+            Some((_, revoked, _)) if revoked != 0 => Err(Refusal::Revoked),
+            Some((node, _, generation)) if uint(generation) < node.generation => Err(Refusal::Superseded),
+            Some((node, ..)) => Ok(node),
+        })
+    }
+
+    /// Records a certificate that was signed for a node.
+    pub fn add_certificate(
+        &self,
+        serial: &str,
+        node: &Enrolled,
+        spki: Digest,
+        not_after: ServerTime,
+    ) -> rusqlite::Result<()> {
+        self.0.execute(
+            "INSERT INTO certificates (serial, node_id, generation, spki_sha256, not_after_ms)
+             VALUES (?, ?, ?, ?, ?)",
+            params![serial, node.node.as_str(), int(node.generation), spki.hex(), not_after.0],
+        )?;
+        Ok(())
+    }
+}
+
+fn join(db: &Connection, attempt: &JoinTry) -> rusqlite::Result<Result<Enrolled, Refusal>> {
+    let token = attempt.token.hex();
+    let row = db
+        .query_row("SELECT uses, used, expires_ms, site FROM tokens WHERE sha256 = ?", [&token], |row| {
+            let (uses, used): (i64, i64) = (row.get(0)?, row.get(1)?);
+            Ok((used >= uses, row.get::<_, i64>(2)?, row.get::<_, String>(3)?))
+        })
+        .optional()?;
+    let Some((used_up, expires_ms, site)) = row else { return Ok(Err(Refusal::UnknownToken)) };
+    let spki = attempt.spki.hex();
+    let before = db
+        .query_row(
+            "SELECT n.node_id, n.site, n.role, n.generation, j.joined_ms FROM joins j JOIN nodes n USING (node_id)
+             WHERE j.token_sha256 = ? AND j.spki_sha256 = ?",
+            [&token, &spki],
+            |row| Ok((read(row)?, row.get::<_, i64>(4)?)),
+        )
+        .optional()?;
+    if let Some((joined, joined_ms)) = before {
+        let until = expires_ms.max(joined_ms.saturating_add(REPEAT_MS));
+        return Ok(if attempt.now.0 <= until { Ok(joined) } else { Err(Refusal::ExpiredToken) });
+    }
+    if attempt.now.0 > expires_ms {
+        return Ok(Err(Refusal::ExpiredToken));
+    }
+    if used_up {
+        return Ok(Err(Refusal::UsedToken));
+    }
+    let joined = Enrolled { node: attempt.fresh.clone(), site, role: attempt.role, generation: 1 };
+    db.execute("UPDATE tokens SET used = used + 1 WHERE sha256 = ?", [&token])?;
+    db.execute(
+        "INSERT INTO nodes (node_id, generation, role, site) VALUES (?, 1, ?, ?)",
+        params![joined.node.as_str(), joined.role.name(), joined.site],
+    )?;
+    db.execute(
+        "INSERT INTO joins (token_sha256, spki_sha256, node_id, joined_ms) VALUES (?, ?, ?, ?)",
+        params![token, spki, joined.node.as_str(), attempt.now.0],
+    )?;
+    Ok(Ok(joined))
+}
+
+fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Enrolled> {
+    let node = NodeId::new(row.get::<_, String>(0)?).map_err(|error| corrupt(0, error))?;
+    let role = Role::from_name(&row.get::<_, String>(2)?).unwrap_or(Role::Host);
+    Ok(Enrolled { node, site: row.get(1)?, role, generation: uint(row.get(3)?) })
+}

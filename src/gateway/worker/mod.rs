@@ -1,0 +1,462 @@
+//! What a gateway must not be able to do: issue certificates, answer joins, sign commands. A gateway relays what is
+//! said here and holds no key of it.
+//!
+//! One thread-safe object without a runtime: a process of its own serves it over two sockets, one for the gateways
+//! (what they relay) and one for the operator (what commands a fleet); within one process the two are [`Ask`]s all the
+//! same. Files of its directory, 0700: the keys, each 0600 from its creation, and `worker.db` with tokens, nodes and
+//! certificates.
+
+mod ca;
+mod enrol;
+mod keys;
+mod ticket;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use prost::Message as _;
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
+use serde::{Deserialize, Serialize};
+
+pub use ca::write_whole;
+use ca::{Ca, CaError, Csr};
+use enrol::{Enrolled, Enrolment, JoinTry};
+use keys::{Keys, KeysError};
+use ticket::{Grant, Ticket};
+
+use crate::model::limits::{COMMAND_BODY_BYTES, ID_BYTES, JOIN_FACTS};
+use crate::model::{CommandId, Digest, NodeId, Reason, Role, ServerTime};
+use crate::wire::bundle::TrustBundle;
+use crate::wire::der::Der;
+use crate::wire::dsse::{self, Audience, CANCEL_TYPE, COMMAND_TYPE, Document, Envelope, SignError, sign};
+use crate::wire::enroll::{
+    Issued, JoinAnswer, RenewAnswer, RenewProof, join_request_digest, renew_request_digest,
+};
+use crate::wire::frames::read_envelope;
+use crate::wire::pb;
+
+/// A proof of a renewal holds this long, either way.
+const PROOF_AGE: Duration = Duration::from_secs(60);
+
+/// How a worker is to run.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Its directory; made 0700 when missing.
+    pub state: PathBuf,
+    /// The deployment's name.
+    pub trust_domain: String,
+    /// Node certificates hold this long.
+    pub certificate_life: Duration,
+    /// Seed of everything random but keys; absent: the system's.
+    pub seed: Option<u64>,
+}
+
+/// What is asked of it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ask {
+    /// By a gateway: a certificate to serve with.
+    Serve {
+        /// Its certificate request.
+        csr: Der,
+        /// Names and addresses that it is dialed by.
+        hosts: Vec<String>,
+        /// All gateways of the deployment, for tickets and bundles.
+        endpoints: Vec<String>,
+    },
+    /// By a gateway: a JoinRequest to answer.
+    Join(Der),
+    /// By a gateway: a RenewRequest to answer, and the certificate that the call came with.
+    Renew {
+        /// The request.
+        request: Der,
+        /// The caller's certificate.
+        leaf: Der,
+    },
+    /// By the operator: a ticket.
+    Ticket {
+        /// Machines that may use it.
+        uses: u32,
+        /// When it runs out.
+        expires_at: ServerTime,
+        /// Where those machines stand.
+        site: String,
+    },
+    /// By the operator: a command's body to sign.
+    Command(String),
+    /// By the operator: the cancellation of a command.
+    Cancel {
+        /// Whose.
+        node: NodeId,
+        /// Which.
+        id: CommandId,
+    },
+}
+
+/// What it answers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Told {
+    /// To Serve: the chain, leaf first, and the CA that signs nodes.
+    Serving {
+        /// For TLS.
+        chain: Vec<Der>,
+        /// What node certificates chain to.
+        node_root: Der,
+    },
+    /// To Join: the JoinResponse to relay, and what the gateway may note.
+    Joined(Der, Box<Noted>),
+    /// To Renew: the RenewResponse to relay, and what the gateway may note.
+    Renewed(Der, Box<Noted>),
+    /// To Ticket: its one line.
+    Ticket(String),
+    /// To Command and Cancel.
+    Signed(Envelope),
+    /// A node is refused.
+    Refused {
+        /// The token.
+        reason: Reason,
+        /// For people.
+        message: String,
+    },
+    /// What was asked cannot be done.
+    Failed(String),
+}
+
+/// What a gateway notes of a certificate that was issued.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Noted {
+    /// The node.
+    pub node: NodeId,
+    /// Where it stands.
+    pub site: String,
+    /// host or ramdisk.
+    pub role: Role,
+    /// Its identity generation.
+    pub generation: u64,
+    /// Of the certificate, hex.
+    pub serial: String,
+    /// When it runs out.
+    pub not_after: ServerTime,
+}
+
+/// Why a worker cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// The CA.
+    #[error(transparent)]
+    Ca(#[from] CaError),
+    /// A key.
+    #[error(transparent)]
+    Keys(#[from] KeysError),
+    /// The database.
+    #[error("cannot use the worker's database {path}")]
+    Database {
+        /// The file.
+        path: PathBuf,
+        /// SQLite's words.
+        source: rusqlite::Error,
+    },
+}
+
+/// Why one request failed: nothing that the one who asked could mend.
+#[derive(Debug, thiserror::Error)]
+enum AskError {
+    #[error("the worker's database refused a statement")]
+    Database(#[from] rusqlite::Error),
+    #[error("a certificate could not be signed")]
+    Ca(#[from] CaError),
+    #[error("a key failed")]
+    Sign(#[from] SignError),
+}
+
+/// The worker, open.
+pub struct Worker {
+    trust_domain: String,
+    certificate_life: Duration,
+    ca: Ca,
+    keys: Keys,
+    rng: Mutex<StdRng>,
+    enrolment: Mutex<Enrolment>,
+}
+
+impl std::fmt::Debug for Worker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Worker").field("trust_domain", &self.trust_domain).finish_non_exhaustive()
+    }
+}
+
+impl Worker {
+    /// Opens or makes a worker's directory. Blocks.
+    ///
+    /// # Errors
+    /// See [`WorkerError`].
+    pub fn open(options: &Options, now: ServerTime) -> Result<Self, WorkerError> {
+        let dir: &Path = &options.state;
+        let ca = Ca::open(&dir.join("ca"), now)?;
+        let keys = Keys::open(dir, now)?;
+        let path = dir.join("worker.db");
+        let enrolment = Enrolment::open(&path).map_err(|source| WorkerError::Database { path, source })?;
+        Ok(Self {
+            trust_domain: options.trust_domain.clone(),
+            certificate_life: options.certificate_life,
+            ca,
+            keys,
+            rng: Mutex::new(options.seed.map_or_else(StdRng::from_os_rng, StdRng::seed_from_u64)),
+            enrolment: Mutex::new(enrolment),
+        })
+    }
+
+    /// Answers. Blocks as long as a disk does.
+    pub fn answer(&self, ask: Ask, now: ServerTime) -> Told {
+        let told = match ask {
+            Ask::Serve { csr, hosts, endpoints } => self.serve(&csr.0, &hosts, &endpoints, now),
+            Ask::Join(request) => self.join(&request.0, now),
+            Ask::Renew { request, leaf } => self.renew(&request.0, &leaf.0, now),
+            Ask::Ticket { uses, expires_at, site } => self.ticket(Grant { uses, expires_at, site }),
+            Ask::Command(body) => self.command(body, now),
+            Ask::Cancel { node, id } => self.cancel(node, id, now),
+        };
+        told.unwrap_or_else(|error| {
+            tracing::error!(error = %super::session::chain(&error), "a request to the worker failed");
+            Told::Failed(super::session::chain(&error))
+        })
+    }
+
+    fn enrolment(&self) -> MutexGuard<'_, Enrolment> {
+        self.enrolment.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with_rng<T>(&self, draw: impl FnOnce(&mut StdRng) -> T) -> T {
+        draw(&mut self.rng.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn serve(
+        &self,
+        csr: &[u8],
+        hosts: &[String],
+        endpoints: &[String],
+        now: ServerTime,
+    ) -> Result<Told, AskError> {
+        let csr = match Csr::verify(csr) {
+            Ok(csr) => csr,
+            Err(error) => return Ok(Told::Failed(error.to_string())),
+        };
+        self.enrolment().set_endpoints(endpoints)?;
+        let chain = self.with_rng(|rng| self.ca.serving(&csr, hosts, now, rng))?;
+        let chain = chain.iter().map(|der| (&**der).into()).collect();
+        Ok(Told::Serving { chain, node_root: (&**self.ca.certificate()).into() })
+    }
+
+    /// The newest trust bundle: a new version whenever what it says has changed.
+    fn bundle(&self, now: ServerTime) -> Result<Envelope, AskError> {
+        let enrolment = self.enrolment();
+        let mut bundle = TrustBundle {
+            trust_domain: self.trust_domain.clone(),
+            version: 0,
+            issued_at: now,
+            endpoints: enrolment.endpoints()?,
+            node_roots: vec![(&**self.ca.certificate()).into()],
+            gateway_roots: vec![(&**self.ca.certificate()).into()],
+            command_roots: vec![self.keys.command_root()],
+            broker_key: None,
+            release_keys: Vec::new(),
+            approvers: None,
+        };
+        if let Some(held) = enrolment.bundle()? {
+            let before: Option<TrustBundle> = serde_json::from_slice(&held.payload).ok();
+            if let Some(before) = before {
+                (bundle.version, bundle.issued_at) = (before.version, before.issued_at);
+                if before == bundle {
+                    return Ok(held);
+                }
+            }
+        }
+        (bundle.version, bundle.issued_at) = (bundle.version + 1, now);
+        let envelope = self.sign_pinned::<TrustBundle>(&bundle)?;
+        enrolment.keep_bundle(&envelope)?;
+        Ok(envelope)
+    }
+
+    fn sign_pinned<T: Document>(&self, body: &impl Serialize) -> Result<Envelope, AskError> {
+        Ok(sign(T::TYPE, json(body), &*self.keys.join_signing, Vec::new())?)
+    }
+
+    fn ticket(&self, grant: Grant) -> Result<Told, AskError> {
+        let enrolment = self.enrolment();
+        let endpoints = enrolment.endpoints()?;
+        if endpoints.is_empty() {
+            return Ok(Told::Failed("no gateway has started yet, so a ticket could name none".into()));
+        }
+        let ticket = self.with_rng(|rng| Ticket::new(&grant, &self.trust_domain, &endpoints, &self.keys.pins(&self.ca), rng));
+        enrolment.add_token(&ticket.token_sha256(), &grant)?;
+        Ok(Told::Ticket(ticket.line()))
+    }
+
+    fn join(&self, request: &[u8], now: ServerTime) -> Result<Told, AskError> {
+        let request = match pb::JoinRequest::decode(request) {
+            Ok(request) => request,
+            Err(error) => return Ok(invalid(&error.to_string())),
+        };
+        let (csr, role, token) = match self.check_join(&request) {
+            Ok(checked) => checked,
+            Err(refused) => return Ok(refused),
+        };
+        let fresh = self.with_rng(NodeId::random);
+        let attempt = JoinTry { token, spki: csr.spki, role, fresh, now };
+        let node = match self.enrolment().join(&attempt)? {
+            Ok(node) => node,
+            Err(refused) => return Ok(Told::Refused { reason: refused.reason(), message: refused.to_string() }),
+        };
+        let (issued, bundle, noted) = self.issue(&csr, &node, join_request_digest(&request), now)?;
+        let signed = self.sign_pinned::<JoinAnswer>(&JoinAnswer(issued))?;
+        let response = pb::JoinResponse {
+            signed_response: Some(signed.into()),
+            trust_bundle: Some(bundle.into()),
+        };
+        tracing::info!(node = %noted.node, site = %noted.site, "node joined");
+        Ok(Told::Joined(Der(response.encode_to_vec().into()), Box::new(noted)))
+    }
+
+    fn check_join(&self, request: &pb::JoinRequest) -> Result<(Csr, Role, Digest), Told> {
+        if !matches!(request.attestor.as_str(), "" | "token") {
+            return Err(invalid("this join service knows the attestor token alone"));
+        }
+        if request.facts.len() > JOIN_FACTS {
+            return Err(invalid("too many facts"));
+        }
+        let role = match request.role.as_str() {
+            "" => Role::Host,
+            name => Role::from_name(name).ok_or_else(|| invalid("the role is neither host nor ramdisk"))?,
+        };
+        let csr = Csr::verify(&request.csr).map_err(|error| invalid(&error.to_string()))?;
+        let token = self.keys.open_token(&request.sealed_token, &request.csr);
+        let token = token.map_err(|error| invalid(&error.to_string()))?;
+        if token.is_empty() || token.len() > ID_BYTES {
+            return Err(invalid("the token is empty or too long"));
+        }
+        Ok((csr, role, Digest::of(&token)))
+    }
+
+    fn renew(&self, request: &[u8], leaf: &[u8], now: ServerTime) -> Result<Told, AskError> {
+        let request = match pb::RenewRequest::decode(request) {
+            Ok(request) => request,
+            Err(error) => return Ok(invalid(&error.to_string())),
+        };
+        let (csr, holder) = match self.check_renewal(&request, leaf, now) {
+            Ok(checked) => checked,
+            Err(refused) => return Ok(refused),
+        };
+        let node = match self.enrolment().renew(&holder)? {
+            Ok(node) => node,
+            Err(refused) => return Ok(Told::Refused { reason: refused.reason(), message: refused.to_string() }),
+        };
+        let (issued, bundle, noted) = self.issue(&csr, &node, renew_request_digest(&request), now)?;
+        let signed = self.sign_pinned::<RenewAnswer>(&RenewAnswer(issued))?;
+        let response = pb::RenewResponse {
+            signed_response: Some(signed.into()),
+            trust_bundle: Some(bundle.into()),
+        };
+        tracing::info!(node = %noted.node, until = %noted.not_after, "certificate renewed");
+        Ok(Told::Renewed(Der(response.encode_to_vec().into()), Box::new(noted)))
+    }
+
+    /// Who asks, proven by the key of a certificate of ours that holds now.
+    fn check_renewal(
+        &self,
+        request: &pb::RenewRequest,
+        leaf: &[u8],
+        now: ServerTime,
+    ) -> Result<(Csr, enrol::Holder), Told> {
+        let csr = Csr::verify(&request.csr).map_err(|error| invalid(&error.to_string()))?;
+        let holder = self.ca.holder(leaf, &self.trust_domain).ok_or_else(|| {
+            let message = "the certificate is none of this deployment's nodes".to_owned();
+            Told::Refused { reason: Reason::WrongIdentity, message }
+        })?;
+        if holder.not_after <= now {
+            let message = "the certificate has run out; join again".to_owned();
+            return Err(Told::Refused { reason: Reason::CertificateExpired, message });
+        }
+        let proof = request.proof.clone().ok_or_else(|| invalid("the proof is missing"))?;
+        let proof = read_envelope(proof).map_err(|error| invalid(&error.to_string()))?;
+        let audience = Audience { trust_domain: self.trust_domain.clone(), node_id: holder.node.clone() };
+        let proof: dsse::Verified<RenewProof> =
+            dsse::verify_document(&proof, &holder.key, Some(&audience))
+                .map_err(|error| invalid(&format!("the proof does not hold: {error}")))?;
+        let proof = proof.get();
+        if proof.csr_sha256 != Digest::of(&request.csr) {
+            return Err(invalid("the proof is over another certificate request"));
+        }
+        if proof.issued_at.since(now).max(now.since(proof.issued_at)) > PROOF_AGE {
+            let message = format!("the proof is of {}, and it is {now}", proof.issued_at);
+            return Err(Told::Refused { reason: Reason::ProofTime, message });
+        }
+        Ok((csr, holder))
+    }
+
+    fn issue(
+        &self,
+        csr: &Csr,
+        node: &Enrolled,
+        request_sha256: Digest,
+        now: ServerTime,
+    ) -> Result<(Issued, Envelope, Noted), AskError> {
+        let bundle = self.bundle(now)?;
+        let life = self.certificate_life;
+        let certificate = self.with_rng(|rng| self.ca.sign(csr, node, &self.trust_domain, life, now, rng))?;
+        self.enrolment().add_certificate(&certificate.serial, node, csr.spki, certificate.not_after)?;
+        let issued = Issued {
+            trust_domain: self.trust_domain.clone(),
+            request_sha256,
+            node_id: node.node.clone(),
+            role: node.role,
+            site: node.site.clone(),
+            identity_generation: node.generation,
+            chain: certificate.chain.iter().map(|der| (&**der).into()).collect(),
+            trust_bundle_sha256: Digest::of(&bundle.payload),
+            issued_at: now,
+        };
+        let noted = Noted {
+            node: node.node.clone(),
+            site: node.site.clone(),
+            role: node.role,
+            generation: node.generation,
+            serial: certificate.serial,
+            not_after: certificate.not_after,
+        };
+        Ok((issued, bundle, noted))
+    }
+
+    fn command(&self, body: String, now: ServerTime) -> Result<Told, AskError> {
+        if body.len() > COMMAND_BODY_BYTES {
+            let message = format!("the command's body has {} bytes, at most {COMMAND_BODY_BYTES}", body.len());
+            return Ok(Told::Failed(message));
+        }
+        Ok(Told::Signed(self.keys.sign_as_worker(COMMAND_TYPE, body.into(), now)?))
+    }
+
+    fn cancel(&self, node: NodeId, id: CommandId, now: ServerTime) -> Result<Told, AskError> {
+        let body = super::body::CancelBody {
+            trust_domain: &self.trust_domain,
+            node_id: &node,
+            command_id: &id,
+            issued_at: now,
+        };
+        Ok(Told::Signed(self.keys.sign_as_worker(CANCEL_TYPE, json(&body), now)?))
+    }
+}
+
+fn json(body: &impl Serialize) -> Bytes {
+    // Ids, times and base64 cannot fail to serialise.
+    serde_json::to_vec(body).unwrap_or_default().into()
+}
+
+fn invalid(message: &str) -> Told {
+    Told::Refused { reason: Reason::JoinInvalid, message: message.to_owned() }
+}
+
+#[cfg(test)]
+mod tests;

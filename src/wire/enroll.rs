@@ -1,0 +1,226 @@
+//! What the join service signs, what a node seals for it, and what binds an answer to its request.
+
+use data_encoding::BASE64URL_NOPAD;
+use hpke::aead::ChaCha20Poly1305;
+use hpke::kdf::HkdfSha256;
+use hpke::kem::X25519HkdfSha256;
+use hpke::{Deserializable as _, Kem, OpModeS, Serializable as _};
+use serde::{Deserialize, Serialize};
+
+use super::der::Der;
+use super::dsse::Document;
+use super::pb;
+use crate::model::{Digest, NodeId, Role, ServerTime};
+
+/// What a sealed token is sealed as.
+const SEAL_INFO: &[u8] = b"bcd.v1 join token";
+/// Before a join service's public key in a ticket.
+const KEY_PREFIX: &str = "x25519:";
+
+/// What the join service says of a node and its new certificate.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Issued {
+    /// The deployment's name.
+    pub trust_domain: String,
+    /// What was asked, see [`join_request_digest`].
+    pub request_sha256: Digest,
+    /// The node.
+    pub node_id: NodeId,
+    /// host or ramdisk.
+    pub role: Role,
+    /// Where the machine stands.
+    pub site: String,
+    /// Rises with each re-join of the node; from 1.
+    pub identity_generation: u64,
+    /// The certificate chain, leaf first.
+    pub chain: Vec<Der>,
+    /// SHA-256 of the payload of the trust bundle beside it.
+    pub trust_bundle_sha256: Digest,
+    /// The control plane's clock.
+    pub issued_at: ServerTime,
+}
+
+/// The signed answer to a join.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct JoinAnswer(pub Issued);
+
+/// The signed answer to a renewal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RenewAnswer(pub Issued);
+
+/// What a node signs with the key of its certificate to get another: proof that it holds the key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RenewProof {
+    /// The deployment's name.
+    pub trust_domain: String,
+    /// The node.
+    pub node_id: NodeId,
+    /// SHA-256 of the certificate request, DER.
+    pub csr_sha256: Digest,
+    /// Random, 128 bits in hex: no two proofs are alike.
+    pub nonce: String,
+    /// The working clock.
+    pub issued_at: ServerTime,
+}
+
+macro_rules! documents {
+    ($($name:ty, $suffix:literal, $this:ident => $issued:expr;)+) => {$(
+        impl Document for $name {
+            const TYPE: &'static str = concat!("application/vnd.bcd.v1.", $suffix);
+
+            fn trust_domain(&self) -> &str {
+                let $this = self;
+                &$issued.trust_domain
+            }
+
+            fn node_id(&self) -> Option<&NodeId> {
+                let $this = self;
+                Some(&$issued.node_id)
+            }
+        }
+    )+};
+}
+
+documents! {
+    JoinAnswer, "join-response", this => this.0;
+    RenewAnswer, "renew-response", this => this.0;
+    RenewProof, "renew-request", this => this;
+}
+
+/// What a join asked, as one digest: every field of the request, each with its length before it, facts in their order.
+pub fn join_request_digest(request: &pb::JoinRequest) -> Digest {
+    let pb::JoinRequest { csr, sealed_token, attestor, evidence, facts, proto_min, proto_max, role } =
+        request;
+    let mut bytes = Vec::new();
+    let mut field = |value: &[u8]| {
+        bytes.extend((value.len() as u64).to_be_bytes());
+        bytes.extend(value);
+    };
+    for value in [&csr[..], sealed_token, attestor.as_bytes(), evidence, role.as_bytes()] {
+        field(value);
+    }
+    field(&proto_min.to_be_bytes());
+    field(&proto_max.to_be_bytes());
+    let sorted: std::collections::BTreeMap<_, _> = facts.iter().collect();
+    for (name, value) in sorted {
+        field(name.as_bytes());
+        field(value.as_bytes());
+    }
+    Digest::of(&bytes)
+}
+
+/// What a renewal asked.
+pub fn renew_request_digest(request: &pb::RenewRequest) -> Digest {
+    let proof = request.proof.as_ref().map(|proof| &proof.payload[..]).unwrap_or_default();
+    Digest::of(&[&Digest::of(&request.csr).0[..], &Digest::of(proof).0].concat())
+}
+
+/// The join service's key that tokens are sealed to: X25519. As text `x25519:` and base64url.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct SealingKey([u8; 32]);
+
+/// A text that is no sealing key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the join encryption key is not x25519: and the base64url of 32 bytes")]
+pub struct BadSealingKey;
+
+/// A token cannot be sealed or opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SealError {
+    /// The key.
+    #[error("the join encryption key is no point of the curve")]
+    Key,
+    /// Not sealed to this key, for this request.
+    #[error("the token was not sealed for this join service and this certificate request")]
+    NotOurs,
+}
+
+impl TryFrom<String> for SealingKey {
+    type Error = BadSealingKey;
+
+    fn try_from(text: String) -> Result<Self, BadSealingKey> {
+        let encoded = text.strip_prefix(KEY_PREFIX).ok_or(BadSealingKey)?;
+        let bytes = BASE64URL_NOPAD.decode(encoded.as_bytes()).map_err(|_| BadSealingKey)?;
+        bytes.try_into().map(Self).map_err(|_| BadSealingKey)
+    }
+}
+
+impl From<SealingKey> for String {
+    fn from(key: SealingKey) -> Self {
+        format!("{KEY_PREFIX}{}", BASE64URL_NOPAD.encode(&key.0))
+    }
+}
+
+impl SealingKey {
+    /// Seals a token for one certificate request: whoever relays it can neither read it nor put another request beside
+    /// it. Encapsulated key, then ciphertext.
+    ///
+    /// # Errors
+    /// The key is none.
+    pub fn seal(&self, token: &str, csr: &[u8]) -> Result<Vec<u8>, SealError> {
+        let key = <X25519HkdfSha256 as Kem>::PublicKey::from_bytes(&self.0).map_err(|_| SealError::Key)?;
+        let (encapsulated, ciphertext) =
+            hpke::single_shot_seal::<ChaCha20Poly1305, HkdfSha256, X25519HkdfSha256>(
+                &OpModeS::Base,
+                &key,
+                SEAL_INFO,
+                token.as_bytes(),
+                &Digest::of(csr).0,
+            )
+            .map_err(|_| SealError::Key)?;
+        Ok([&encapsulated.to_bytes()[..], &ciphertext].concat())
+    }
+}
+
+/// The private half, in the join service alone.
+#[cfg(feature = "fakehw")]
+pub struct OpeningKey(<X25519HkdfSha256 as Kem>::PrivateKey, SealingKey);
+
+#[cfg(feature = "fakehw")]
+impl std::fmt::Debug for OpeningKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("OpeningKey(secret)")
+    }
+}
+
+#[cfg(feature = "fakehw")]
+impl OpeningKey {
+    /// The key of these 32 random bytes.
+    ///
+    /// # Errors
+    /// They are no key.
+    pub fn new(secret: &[u8]) -> Result<Self, SealError> {
+        let private =
+            <X25519HkdfSha256 as Kem>::PrivateKey::from_bytes(secret).map_err(|_| SealError::Key)?;
+        let public = X25519HkdfSha256::sk_to_pk(&private).to_bytes();
+        let public = SealingKey(public.into());
+        Ok(Self(private, public))
+    }
+
+    /// The public half.
+    pub fn public(&self) -> SealingKey {
+        self.1
+    }
+
+    /// Opens what was sealed for this certificate request.
+    ///
+    /// # Errors
+    /// It was not.
+    pub fn open(&self, sealed: &[u8], csr: &[u8]) -> Result<Vec<u8>, SealError> {
+        let (encapsulated, ciphertext) = sealed.split_at_checked(32).ok_or(SealError::NotOurs)?;
+        let encapsulated = <X25519HkdfSha256 as Kem>::EncappedKey::from_bytes(encapsulated)
+            .map_err(|_| SealError::NotOurs)?;
+        hpke::single_shot_open::<ChaCha20Poly1305, HkdfSha256, X25519HkdfSha256>(
+            &hpke::OpModeR::Base,
+            &self.0,
+            &encapsulated,
+            SEAL_INFO,
+            ciphertext,
+            &Digest::of(csr).0,
+        )
+        .map_err(|_| SealError::NotOurs)
+    }
+}
