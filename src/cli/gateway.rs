@@ -255,9 +255,11 @@ fn gateway_exit(error: &GatewayError) -> Exit {
     }
     match error {
         GatewayError::State(_) | GatewayError::Open(_) if error.is_newer_store() => Exit::ForeignState,
-        GatewayError::State(_) | GatewayError::Open(_) | GatewayError::Ca(_) | GatewayError::Control(..) => {
-            Exit::CannotWrite
-        }
+        GatewayError::State(_)
+        | GatewayError::Open(_)
+        | GatewayError::Worker(_)
+        | GatewayError::Serving(_)
+        | GatewayError::Control(..) => Exit::CannotWrite,
         GatewayError::Store(_) | GatewayError::Tls(_) | GatewayError::Listen(..) | GatewayError::Serve(_) => {
             Exit::Failed
         }

@@ -1,14 +1,11 @@
-//! The JSON bodies of commands and cancellations. A worker would sign them; here they go unsigned.
+//! The JSON bodies of commands and cancellations, which the worker signs.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::model::{CommandId, ExecArgs, Kind, Lane, NodeId, RetrySafe, ServerTime, strict};
 
-/// The envelope's type of a command.
-pub const COMMAND_TYPE: &str = "application/vnd.bcd.v1.command";
-/// The envelope's type of a cancellation.
-pub const CANCEL_TYPE: &str = "application/vnd.bcd.v1.cancel";
+pub use crate::wire::dsse::COMMAND_TYPE;
 
 /// A command's body.
 #[derive(Debug, Serialize)]
@@ -44,10 +41,10 @@ pub struct CancelBody<'a> {
     pub issued_at: ServerTime,
 }
 
-/// A body's bytes.
-pub fn bytes(body: &impl Serialize) -> Vec<u8> {
+/// A body's JSON.
+pub fn text(body: &impl Serialize) -> String {
     // Ids, times and verbatim JSON cannot fail to serialise.
-    serde_json::to_vec(body).unwrap_or_default()
+    serde_json::to_string(body).unwrap_or_default()
 }
 
 /// The lane of a kind and whether this command of it may run twice. A kind that is unknown here, or arguments that
@@ -97,7 +94,7 @@ mod tests {
             min_generation: 0,
             args: &args,
         };
-        let command = crate::model::Command::parse(bytes(&body).into()).expect("a header");
+        let command = crate::model::Command::parse(text(&body).into()).expect("a header");
         assert_eq!((command.header.issued_at, command.header.id.as_str()), (at, "c-1"));
         command.body(Kind::NodeExec).expect("a body");
     }

@@ -12,8 +12,8 @@ use tonic::{Code, Status};
 
 use super::Settings;
 use super::admission::{self, Bucket};
-use super::ca::Ca;
 use super::store::Store;
+use super::worker;
 use crate::clock::Clock;
 use crate::model::{BootId, CommandId, NodeId, Reason, ServerTime};
 use crate::wire::{pb, status};
@@ -27,8 +27,8 @@ pub struct Hub {
     pub settings: Settings,
     /// The store.
     pub store: Store,
-    /// The development CA.
-    pub ca: Ca,
+    /// Who signs and issues.
+    pub worker: worker::Link,
     clock: Arc<dyn Clock>,
     rng: Mutex<StdRng>,
     bucket: Mutex<Bucket>,
@@ -117,7 +117,13 @@ impl Live {
 }
 
 impl Hub {
-    pub(super) fn new(settings: Settings, store: Store, ca: Ca, clock: Arc<dyn Clock>, rng: StdRng) -> Self {
+    pub(super) fn new(
+        settings: Settings,
+        store: Store,
+        worker: worker::Link,
+        clock: Arc<dyn Clock>,
+        rng: StdRng,
+    ) -> Self {
         let limits = settings.limits;
         Self {
             bucket: Mutex::new(Bucket::new(limits.rate, clock.boot())),
@@ -125,7 +131,7 @@ impl Hub {
             hellos: Arc::new(Semaphore::new(limits.pending_hellos)),
             settings,
             store,
-            ca,
+            worker,
             clock,
             rng: Mutex::new(rng),
             live: Mutex::default(),

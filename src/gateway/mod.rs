@@ -9,7 +9,6 @@
 
 mod admission;
 mod body;
-mod ca;
 mod command_state;
 pub mod control;
 mod credits;
@@ -22,9 +21,9 @@ mod service;
 mod session;
 mod state_dir;
 mod store;
-mod ticket;
 mod tls;
 mod update;
+mod worker;
 
 #[cfg(test)]
 mod tests;
@@ -129,7 +128,6 @@ struct Settings {
     endpoints: Vec<String>,
     heartbeat_interval: Duration,
     lane_credits: BTreeMap<Lane, u32>,
-    certificate_life: Duration,
     limits: Limits,
     protocol: Range,
     upgrade_only: bool,
@@ -148,9 +146,12 @@ pub enum GatewayError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] store::StoreError),
-    /// The CA cannot be used.
+    /// The worker cannot be opened.
     #[error(transparent)]
-    Ca(#[from] ca::CaError),
+    Worker(#[from] worker::WorkerError),
+    /// The worker gave no certificate to serve with.
+    #[error("the worker gives no certificate to serve with: {0}")]
+    Serving(String),
     /// TLS cannot be set up.
     #[error(transparent)]
     Tls(#[from] tls::TlsError),
@@ -195,7 +196,14 @@ pub async fn run(
 ) -> Result<(), GatewayError> {
     let now = ServerTime(clock.wall_ms());
     let state = options.state.clone();
-    let (held, store, ca) = blocking(move || open_state(&state, now)).await?;
+    let working = worker::Options {
+        state: options.state.clone(),
+        trust_domain: options.trust_domain.clone(),
+        certificate_life: options.certificate_life,
+        seed: options.seed.map(|seed| seed.wrapping_add(1)),
+    };
+    let (held, store, worker) = blocking(move || open_state(&state, &working, now)).await?;
+    let worker = worker::Link::here(Arc::new(worker), Arc::clone(&clock));
     let listener = TcpListener::bind(options.listen).await;
     let listener = listener.map_err(|error| GatewayError::Listen(options.listen, error))?;
     let address = listener.local_addr().map_err(|error| GatewayError::Listen(options.listen, error))?;
@@ -204,9 +212,7 @@ pub async fn run(
         named => named.to_vec(),
     };
     let mut rng = options.seed.map_or_else(StdRng::from_os_rng, StdRng::seed_from_u64);
-    let hosts: Vec<String> = endpoints.iter().map(|endpoint| endpoint.host.clone()).collect();
-    let (chain, key) = ca.serving(&hosts, now, &mut rng)?;
-    let tls = Arc::new(tls::server_config(chain, key, ca.certificate())?);
+    let tls = Arc::new(serving(&worker, &endpoints).await?);
 
     store.nobody_connected(now).await?;
     let fresh = format!("g-{:016x}", rand::RngCore::next_u64(&mut rng));
@@ -216,13 +222,12 @@ pub async fn run(
         trust_domain: options.trust_domain,
         heartbeat_interval: options.heartbeat_interval.clamp(HEARTBEAT.0, HEARTBEAT.1),
         lane_credits: options.lane_credits,
-        certificate_life: options.certificate_life,
         limits: options.limits,
         protocol: options.protocol,
         upgrade_only: options.upgrade_only,
         lies: options.lies,
     };
-    let hub = Arc::new(Hub::new(settings, store, ca, clock, rng));
+    let hub = Arc::new(Hub::new(settings, store, worker, clock, rng));
     let control_path = options.state.join(CONTROL_SOCKET);
     let control =
         held.control_socket().map_err(|error| GatewayError::Control(control_path.clone(), error))?;
@@ -232,14 +237,37 @@ pub async fn run(
     result
 }
 
+/// A key of this gateway's own, with the certificate that the worker gives for it.
+async fn serving(
+    worker: &worker::Link,
+    endpoints: &[Endpoint],
+) -> Result<rustls::ServerConfig, GatewayError> {
+    let failed = |why: &dyn std::fmt::Display| GatewayError::Serving(why.to_string());
+    let key = rcgen::KeyPair::generate().map_err(|error| failed(&error))?;
+    let csr = rcgen::CertificateParams::default().serialize_request(&key).map_err(|error| failed(&error))?;
+    let ask = worker::Ask::Serve {
+        csr: csr.der().as_ref().into(),
+        hosts: endpoints.iter().map(|endpoint| endpoint.host.clone()).collect(),
+        endpoints: endpoints.iter().map(ToString::to_string).collect(),
+    };
+    let (chain, node_root) = match worker.ask(ask).await {
+        worker::Told::Serving { chain, node_root } => (chain, node_root),
+        other => return Err(failed(&format!("{other:?}"))),
+    };
+    let chain = chain.into_iter().map(|der| der.0.to_vec().into()).collect();
+    let key = rustls::pki_types::PrivateKeyDer::Pkcs8(key.serialize_der().into());
+    Ok(tls::server_config(chain, key, &node_root.0.to_vec().into())?)
+}
+
 fn open_state(
     state: &std::path::Path,
+    working: &worker::Options,
     now: ServerTime,
-) -> Result<(state_dir::Held, Store, ca::Ca), GatewayError> {
+) -> Result<(state_dir::Held, Store, worker::Worker), GatewayError> {
     let held = state_dir::Held::take(state)?;
     let store = Store::open(&state.join("gateway.db"))?;
-    let ca = ca::Ca::open(&state.join("ca"), now)?;
-    Ok((held, store, ca))
+    let worker = worker::Worker::open(working, now)?;
+    Ok((held, store, worker))
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {

@@ -3,20 +3,22 @@
 use std::sync::Arc;
 
 use futures_util::stream::BoxStream;
+use prost::Message as _;
+use rustls::pki_types::CertificateDer;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use super::ca::Csr;
 use super::hello::{self, Checked};
 use super::hub::{Hub, Live};
 use super::peer::Peer;
 use super::session::{self, Begun, Opening, Outgoing, chain};
-use super::store::{HelloRefusal, JoinRefusal, JoinTry, Joined, StoreError};
+use super::store::{HelloRefusal, StoreError};
+use super::worker::{Ask, Noted, Told};
 use crate::failpoint;
-use crate::model::limits::{ID_BYTES, JOIN_FACTS};
-use crate::model::{Digest, NodeId, Reason, Role};
+use crate::model::Reason;
+use crate::wire::der::Der;
 use crate::wire::pb;
 use crate::wire::version::{self, Range};
 
@@ -25,16 +27,22 @@ use crate::wire::version::{self, Range};
 pub struct Service(pub Arc<Hub>);
 
 impl Service {
+    /// The certificate of the call.
+    fn leaf<T>(&self, request: &Request<T>) -> Result<Der, Status> {
+        let info = request.extensions().get::<TlsConnectInfo<TcpConnectInfo>>();
+        let certificates = info.and_then(TlsConnectInfo::peer_certs);
+        let leaf = certificates.as_ref().and_then(|certificates| certificates.first());
+        leaf.map(|leaf| (&**leaf).into()).ok_or_else(|| {
+            let message = "the call needs a node certificate";
+            self.0.refuse(Code::Unauthenticated, Reason::CertificateMissing, message, None)
+        })
+    }
+
     /// The certificate of the call, read.
     fn peer<T>(&self, request: &Request<T>) -> Result<Peer, Status> {
         let hub = &self.0;
-        let info = request.extensions().get::<TlsConnectInfo<TcpConnectInfo>>();
-        let certificates = info.and_then(TlsConnectInfo::peer_certs);
-        let leaf = certificates.as_ref().and_then(|certificates| certificates.first()).ok_or_else(|| {
-            let message = "the call needs a node certificate";
-            hub.refuse(Code::Unauthenticated, Reason::CertificateMissing, message, None)
-        })?;
-        Peer::read(leaf, &hub.settings.trust_domain).map_err(|error| {
+        let leaf = self.leaf(request)?;
+        Peer::read(&CertificateDer::from(&*leaf.0), &hub.settings.trust_domain).map_err(|error| {
             hub.refuse(Code::PermissionDenied, Reason::WrongIdentity, &error.to_string(), None)
         })
     }
@@ -145,32 +153,6 @@ impl Service {
 
     async fn join_request(&self, request: pb::JoinRequest) -> Result<pb::JoinResponse, Status> {
         let hub = &self.0;
-        let (csr, role) = self.check_join(&request)?;
-        let now = hub.now();
-        let attempt = JoinTry {
-            token: Digest::of(request.token.as_bytes()),
-            spki: csr.spki,
-            role,
-            fresh: hub.with_rng(NodeId::random),
-            now,
-        };
-        let joined = hub.store.join(attempt).await.map_err(|error| self.internal(&error))?;
-        let joined = joined.map_err(|refusal| {
-            let (reason, message) = match refusal {
-                JoinRefusal::Unknown => {
-                    (Reason::TicketInvalid, "this gateway does not know the ticket's token")
-                }
-                JoinRefusal::Expired => (Reason::TicketExpired, "the ticket has run out; ask for a new one"),
-                JoinRefusal::Used => (Reason::TicketUsed, "the ticket has been used up; ask for a new one"),
-            };
-            hub.refuse(Code::PermissionDenied, reason, message, None)
-        })?;
-        self.answer_join(&csr, joined).await
-    }
-
-    fn check_join(&self, request: &pb::JoinRequest) -> Result<(Csr, Role), Status> {
-        let hub = &self.0;
-        let invalid = |message: &str| hub.refuse(Code::InvalidArgument, Reason::JoinInvalid, message, None);
         let range = Range::from_wire(request.proto_min, request.proto_max).map_err(|reason| {
             hub.refuse(Code::InvalidArgument, reason, "the version range is empty or zero", None)
         })?;
@@ -178,49 +160,42 @@ impl Service {
             let message = version::no_common(reason, range, hub.settings.protocol);
             hub.refuse(Code::FailedPrecondition, reason, &message, None)
         })?;
-        if !matches!(request.attestor.as_str(), "" | "token") {
-            return Err(invalid("this gateway knows the attestor token alone"));
+        match hub.worker.ask(Ask::Join(Der(request.encode_to_vec().into()))).await {
+            Told::Joined(response, noted) => self.relay(&response, *noted).await,
+            other => Err(self.refused(other)),
         }
-        if request.token.is_empty() || request.token.len() > ID_BYTES || !request.sealed_token.is_empty() {
-            return Err(invalid("the token is missing, too long, or sealed"));
-        }
-        if request.facts.len() > JOIN_FACTS {
-            return Err(invalid("too many facts"));
-        }
-        let role = match request.role.as_str() {
-            "" => Role::Host,
-            name => Role::from_name(name).ok_or_else(|| invalid("the role is neither host nor ramdisk"))?,
-        };
-        let csr = Csr::verify(&request.csr).map_err(|error| invalid(&error.to_string()))?;
-        Ok((csr, role))
     }
 
-    async fn answer_join(&self, csr: &Csr, joined: Joined) -> Result<pb::JoinResponse, Status> {
-        let hub = &self.0;
-        let settings = &hub.settings;
-        let now = hub.now();
-        let signed = hub.with_rng(|rng| {
-            hub.ca.sign(csr, &joined, &settings.trust_domain, settings.certificate_life, now, rng)
-        });
-        let signed = signed.map_err(|error| {
-            tracing::error!(error = %chain(&error), "a node certificate could not be signed");
-            hub.refuse(Code::Internal, Reason::Internal, "the certificate could not be signed", None)
-        })?;
-        let recorded = hub.store.add_certificate(signed.serial, &joined, signed.not_after).await;
-        recorded.map_err(|error| self.internal(&error))?;
+    /// Notes what was issued, then hands the answer on: a node that has it is known here.
+    async fn relay<T: prost::Message + Default>(&self, response: &Der, noted: Noted) -> Result<T, Status> {
+        let noted = self.0.store.note_certificate(noted).await;
+        noted.map_err(|error| self.internal(&error))?;
         failpoint::hit(failpoint::GATEWAY_JOINED);
-        tracing::info!(node = %joined.node, site = %joined.site, "node joined");
-        Ok(pb::JoinResponse {
-            node_id: joined.node.to_string(),
-            chain: signed.chain.iter().map(|certificate| certificate.to_vec().into()).collect(),
-            role: joined.role.name().into(),
-            site: joined.site,
-            trust_domain: settings.trust_domain.clone(),
-            identity_generation: joined.generation,
-            server_time_ms: now.0,
-            gateway_roots: vec![hub.ca.certificate().to_vec().into()],
-            ..Default::default()
+        T::decode(&*response.0).map_err(|_| {
+            self.0.refuse(Code::Internal, Reason::Internal, "the worker's answer cannot be read", None)
         })
+    }
+
+    /// What the worker said instead of an answer, as the caller hears it.
+    fn refused(&self, told: Told) -> Status {
+        match told {
+            Told::Refused { reason, message } => {
+                let code = match reason {
+                    Reason::JoinInvalid => Code::InvalidArgument,
+                    Reason::CertificateExpired
+                    | Reason::CertificateRevoked
+                    | Reason::IdentitySuperseded
+                    | Reason::ProofTime => Code::Unauthenticated,
+                    _ => Code::PermissionDenied,
+                };
+                self.0.refuse(code, reason, &message, None)
+            }
+            other => {
+                tracing::error!(?other, "the worker did not answer");
+                let message = "the join service did not answer";
+                self.0.refuse(Code::Internal, Reason::Internal, message, None)
+            }
+        }
     }
 }
 
@@ -278,10 +253,13 @@ impl pb::enrollment_server::Enrollment for Service {
         Ok(Response::new(Box::pin(tokio_stream::once(Ok(answer)))))
     }
 
-    async fn renew(
-        &self,
-        _request: Request<pb::RenewRequest>,
-    ) -> Result<Response<pb::RenewResponse>, Status> {
-        Err(Status::unimplemented("this gateway does not renew yet"))
+    async fn renew(&self, request: Request<pb::RenewRequest>) -> Result<Response<pb::RenewResponse>, Status> {
+        self.0.admit()?;
+        let leaf = self.leaf(&request)?;
+        let ask = Ask::Renew { request: Der(request.into_inner().encode_to_vec().into()), leaf };
+        match self.0.worker.ask(ask).await {
+            Told::Renewed(response, noted) => Ok(Response::new(self.relay(&response, *noted).await?)),
+            other => Err(self.refused(other)),
+        }
     }
 }

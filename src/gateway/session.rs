@@ -366,11 +366,7 @@ impl Session {
             seq: deliver.seq,
             delivery_attempt: deliver.attempt,
             lane_hint: deliver.lane.name().to_owned(),
-            envelope: Some(pb::Envelope {
-                payload_type: super::body::COMMAND_TYPE.to_owned(),
-                payload: deliver.payload.into(),
-                signatures: Vec::new(),
-            }),
+            envelope: Some(deliver.envelope),
             approvals: Vec::new(),
         };
         self.send(Out::Command(command)).await?;
@@ -432,12 +428,7 @@ impl Session {
 }
 
 /// The frame of a cancellation.
-pub fn cancel_frame(id: &CommandId, body: Vec<u8>) -> pb::Cancel {
-    let envelope = pb::Envelope {
-        payload_type: super::body::CANCEL_TYPE.to_owned(),
-        payload: body.into(),
-        signatures: Vec::new(),
-    };
+pub fn cancel_frame(id: &CommandId, envelope: pb::Envelope) -> pb::Cancel {
     pb::Cancel { command_id: id.to_string(), envelope: Some(envelope) }
 }
 

@@ -163,24 +163,26 @@ pub async fn accept(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gateway::ca::{Ca, Csr};
-    use crate::gateway::store::Joined;
+    use crate::gateway::worker::{Ca, Csr, Enrolled};
     use crate::model::{NodeId, Role, ServerTime};
     use rand::SeedableRng;
 
     const DAY: Duration = Duration::from_secs(24 * 3600);
     const START: ServerTime = ServerTime(1_790_000_000_000);
 
+    fn csr() -> Csr {
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let csr = rcgen::CertificateParams::default().serialize_request(&key).expect("a CSR");
+        Csr::verify(csr.der()).expect("it holds")
+    }
+
     /// A CA of its own, and a node's chain of it that ran out a day after the start.
     fn expired_of(dir: &std::path::Path) -> (Ca, Vec<CertificateDer<'static>>) {
         let ca = Ca::open(dir, START).expect("a CA");
-        let key = rcgen::KeyPair::generate().expect("a key");
-        let csr = rcgen::CertificateParams::default().serialize_request(&key).expect("a CSR");
-        let csr = Csr::verify(csr.der()).expect("it holds");
         let node = NodeId::new("n-1").expect("an id");
-        let node = Joined { node, site: "lab".into(), role: Role::Host, generation: 1 };
+        let node = Enrolled { node, site: "lab".into(), role: Role::Host, generation: 1 };
         let mut rng = rand::rngs::StdRng::seed_from_u64(1);
-        let signed = ca.sign(&csr, &node, "lab.example", DAY, START, &mut rng).expect("signed");
+        let signed = ca.sign(&csr(), &node, "lab.example", DAY, START, &mut rng).expect("signed");
         (ca, signed.chain)
     }
 
@@ -218,7 +220,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let (ours, _) = expired_of(&dir.path().join("ours"));
         let mut rng = rand::rngs::StdRng::seed_from_u64(2);
-        let (chain, _) = ours.serving(&[], START, &mut rng).expect("signed");
+        let chain = ours.serving(&csr(), &[], START, &mut rng).expect("signed");
         let seconds = u64::try_from(START.0 / 1000).expect("positive");
         let now = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
         assert!(verifier(&ours).verify_client_cert(&chain[0], &chain[1..], now).is_err());

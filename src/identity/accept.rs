@@ -281,10 +281,8 @@ pub(super) mod tests {
 
     /// A CA certificate of its own.
     pub(in crate::identity) fn authority() -> CertificateDer<'static> {
-        let params = rcgen::CertificateParams {
-            is_ca: rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained),
-            ..rcgen::CertificateParams::default()
-        };
+        let mut params = rcgen::CertificateParams::default();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().clone()
     }
 

@@ -7,10 +7,12 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::Rng as _;
 use rand::rngs::StdRng;
+use rustls::pki_types::CertificateDer;
 use tokio::time::Instant;
 
 use super::accept::{Accepted, AnswerError, Asked, accept};
@@ -20,6 +22,7 @@ use super::ticket::Ticket;
 use crate::failpoint;
 use crate::journal;
 use crate::model::{Digest, Exit, JournalId, NodeId, Reason, ServerTime};
+use crate::ports::Connect;
 use crate::state_dir::{DirLock, StateDir, StateError};
 use crate::wire::enroll::SealError;
 use crate::wire::link::{EndKind, Endpoint, LinkEnd};
@@ -45,6 +48,8 @@ pub struct Options {
     pub journal: JournalOptions,
     /// Advisory facts of the machine, at most [`crate::model::limits::JOIN_FACTS`].
     pub facts: BTreeMap<String, String>,
+    /// The way to the gateway.
+    pub connect: Arc<dyn Connect>,
     /// For the waits and the journal's id. The key does not come from it.
     pub rng: StdRng,
 }
@@ -230,7 +235,8 @@ pub async fn join(mut options: Options, progress: impl FnMut(Retry<'_>)) -> Resu
         Prepared::Done(joined) => return Ok(joined),
         Prepared::Key(prepared) => prepared,
     };
-    let call = call::Call::new(&options.ticket, prepared.key.signing_request()?, options.facts)?;
+    let call =
+        call::Call::new(&options.ticket, prepared.key.signing_request()?, options.facts, options.connect)?;
     let (endpoint, answer) = ask(
         &options.ticket.endpoints,
         options.patience,
@@ -318,7 +324,7 @@ fn finish(
 ) -> Result<Joined, JoinError> {
     keys::remove_unused(dir, &stored.key.0)?;
     dir.remove(stored::PENDING)?;
-    let leaf = stored.chain.first().and_then(|der| super::Leaf::read(&der.0).ok());
+    let leaf = stored.chain.first().and_then(|der| super::Leaf::read(&CertificateDer::from(&*der.0)).ok());
     Ok(Joined {
         node_id: stored.node_id.clone(),
         generation: stored.generation,

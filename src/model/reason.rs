@@ -73,6 +73,7 @@ reasons! {
     TicketInvalid, "ticket-invalid", Call, "the join token is not known here";
     TicketExpired, "ticket-expired", Call, "the join ticket has run out; ask for a new one";
     TicketUsed, "ticket-used", Call, "the join ticket has been used up; ask for a new one";
+    ProofTime, "proof-time", Call, "the proof of a renewal is over 60 s old or young by the control plane's clock";
     JoinInvalid, "join-invalid", Call, "the join request is malformed";
     Internal, "internal", Call, "the gateway failed; its log says how";
 

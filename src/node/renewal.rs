@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use super::grpc_dialer;
 use crate::identity::{Identity, Mark, join_again};
 use crate::model::Exit;
+use crate::ports::Connect;
 use crate::session::{Credentials, Renewals, WorkingClock};
 use crate::wire::dsse::CommandRoots;
 use crate::wire::link::{Dialer, Endpoint};
@@ -36,14 +37,20 @@ pub(super) struct Renewal(Arc<Shared>);
 struct Shared {
     state: PathBuf,
     own_endpoints: Vec<Endpoint>,
+    connect: Arc<dyn Connect>,
     working: WorkingClock,
-    /// The identity in use.
-    current: watch::Sender<Identity>,
-    /// Who may sign commands, by its trust bundle.
-    roots: watch::Sender<CommandRoots>,
-    /// Set when the new identity is not for this process to use.
-    ending: watch::Sender<Option<Exit>>,
+    tell: Tell,
     seen: Mutex<Seen>,
+}
+
+/// Who hears of an identity that has taken the place of another.
+pub(super) struct Tell {
+    /// The identity in use.
+    pub(super) identity: watch::Sender<Identity>,
+    /// Who may sign commands, by its trust bundle.
+    pub(super) roots: watch::Sender<CommandRoots>,
+    /// Set when the new identity is not for this process to use.
+    pub(super) ending: watch::Sender<Option<Exit>>,
 }
 
 struct Seen {
@@ -53,16 +60,16 @@ struct Seen {
 }
 
 impl Renewal {
-    /// `used` is the mark of the file that `current` holds.
+    /// `used` is the mark of the file whose identity is in use.
     pub(super) fn new(
         (state, used): (PathBuf, Mark),
         own_endpoints: Vec<Endpoint>,
+        connect: Arc<dyn Connect>,
         working: WorkingClock,
-        (current, roots): (watch::Sender<Identity>, watch::Sender<CommandRoots>),
-        ending: watch::Sender<Option<Exit>>,
+        tell: Tell,
     ) -> Self {
         let seen = Mutex::new(Seen { used, unusable: None });
-        Self(Arc::new(Shared { state, own_endpoints, working, current, roots, ending, seen }))
+        Self(Arc::new(Shared { state, own_endpoints, connect, working, tell, seen }))
     }
 }
 
@@ -82,11 +89,11 @@ impl Shared {
             return None;
         }
         let taken = Identity::load(&self.state).map_err(super::BuildError::from).and_then(|identity| {
-            let current = self.current.borrow().clone();
+            let current = self.tell.identity.borrow().clone();
             Ok(match refusal(&current, &identity) {
                 Some((exit, why)) => {
                     tracing::error!("{why}");
-                    self.ending.send_replace(Some(exit));
+                    self.tell.ending.send_replace(Some(exit));
                     None
                 }
                 None => Some(self.take(identity)?),
@@ -111,15 +118,15 @@ impl Shared {
     }
 
     fn take(&self, identity: Identity) -> Result<Credentials, super::BuildError> {
-        let dialer = grpc_dialer(&identity, &self.working, &self.state)?;
+        let dialer = grpc_dialer(&identity, &self.working, &self.connect, &self.state)?;
         let credentials = credentials(&identity, &self.own_endpoints, &self.state, dialer);
         tracing::info!(
             generation = identity.generation,
             certificate_until = %identity.not_after,
             "a new identity of this node is in use"
         );
-        self.roots.send_replace(identity.trust.command_roots.clone());
-        self.current.send_replace(identity);
+        self.tell.roots.send_replace(identity.trust.command_roots.clone());
+        self.tell.identity.send_replace(identity);
         Ok(credentials)
     }
 }

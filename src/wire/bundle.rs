@@ -184,3 +184,89 @@ impl Trust {
         if offered > held { Ok(self) } else { Err(BundleError::NotNewer { offered, held }) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use rcgen::KeyPair;
+    use rustls::sign::SigningKey;
+
+    use super::*;
+    use crate::wire::dsse::sign;
+
+    struct Signer(Arc<dyn SigningKey>, PublicKey);
+
+    fn signer() -> Signer {
+        let der =
+            rustls::pki_types::PrivateKeyDer::Pkcs8(KeyPair::generate().unwrap().serialize_der().into());
+        let key = rustls::crypto::ring::sign::any_ecdsa_type(&der).unwrap();
+        let public = PublicKey::from_spki(&key.public_key().unwrap()).unwrap();
+        Signer(key, public)
+    }
+
+    fn root() -> Der {
+        let mut params = rcgen::CertificateParams::default();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let der = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+        (&**der.der()).into()
+    }
+
+    fn bundle() -> TrustBundle {
+        TrustBundle {
+            trust_domain: "lab.example".into(),
+            version: 3,
+            issued_at: ServerTime(1),
+            endpoints: vec!["gw1:443".into()],
+            node_roots: Vec::new(),
+            gateway_roots: vec![root()],
+            command_roots: vec![root()],
+            broker_key: None,
+            release_keys: vec![signer().1],
+            approvers: None,
+        }
+    }
+
+    fn judged(signer: &Signer, bundle: &TrustBundle) -> Result<Trust, BundleError> {
+        let body = serde_json::to_vec(bundle).unwrap();
+        let envelope = sign(TrustBundle::TYPE, body, &*signer.0, Vec::new()).unwrap();
+        Trust::verify(envelope, &signer.1, "lab.example")
+    }
+
+    #[test]
+    fn a_bundle_of_the_pinned_key_is_taken_only_when_it_is_newer() {
+        let signer = signer();
+        let held = judged(&signer, &bundle()).unwrap();
+        let version = |version| judged(&signer, &TrustBundle { version, ..bundle() }).unwrap();
+        assert!(version(4).newer_than(&held).is_ok());
+        for offered in [2, 3] {
+            let refused = version(offered).newer_than(&held).unwrap_err();
+            assert_eq!(refused, BundleError::NotNewer { offered, held: 3 });
+        }
+    }
+
+    #[test]
+    fn a_bundle_that_would_leave_the_node_without_gateways_or_is_out_of_shape_is_refused() {
+        let signer = signer();
+        let quorum = |quorum| Some(Approvers { epoch: 1, quorum, keys: vec![self::signer().1] });
+        let cases: [(&str, TrustBundle); 9] = [
+            ("no gateway roots", TrustBundle { gateway_roots: Vec::new(), ..bundle() }),
+            ("no endpoints", TrustBundle { endpoints: Vec::new(), ..bundle() }),
+            ("an endpoint that is none", TrustBundle { endpoints: vec!["gw1".into()], ..bundle() }),
+            ("another domain", TrustBundle { trust_domain: "evil.example".into(), ..bundle() }),
+            ("version 0", TrustBundle { version: 0, ..bundle() }),
+            ("a root that is none", TrustBundle { gateway_roots: vec![(&[1_u8][..]).into()], ..bundle() }),
+            (
+                "a command root that is none",
+                TrustBundle { command_roots: vec![(&[1_u8][..]).into()], ..bundle() },
+            ),
+            ("a quorum of nobody", TrustBundle { approvers: quorum(0), ..bundle() }),
+            ("a quorum of more than all", TrustBundle { approvers: quorum(2), ..bundle() }),
+        ];
+        for (what, bundle) in cases {
+            assert!(judged(&signer, &bundle).is_err(), "{what}");
+        }
+        let many = TrustBundle { command_roots: vec![root(); LIST + 1], ..bundle() };
+        assert_eq!(judged(&signer, &many).unwrap_err(), BundleError::TooMany("command roots"));
+    }
+}

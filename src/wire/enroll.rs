@@ -224,3 +224,55 @@ impl OpeningKey {
         .map_err(|_| SealError::NotOurs)
     }
 }
+
+#[cfg(all(test, feature = "fakehw"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sealed_token_opens_for_its_request_alone_and_no_byte_may_change() {
+        let key = OpeningKey::new(&[7; 32]).unwrap();
+        let sealed = key.public().seal("bt_secret", b"a csr").unwrap();
+        assert_eq!(key.open(&sealed, b"a csr").unwrap(), b"bt_secret");
+        assert!(!sealed.windows(9).any(|window| window == b"bt_secret"));
+        assert_eq!(key.open(&sealed, b"another csr"), Err(SealError::NotOurs));
+        assert_eq!(OpeningKey::new(&[8; 32]).unwrap().open(&sealed, b"a csr"), Err(SealError::NotOurs));
+        for at in 0..sealed.len() {
+            let mut changed = sealed.clone();
+            changed[at] ^= 1;
+            assert!(key.open(&changed, b"a csr").is_err(), "byte {at}");
+            assert!(key.open(&sealed[..at], b"a csr").is_err(), "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn a_sealing_key_reads_back_from_its_text() {
+        let key = OpeningKey::new(&[7; 32]).unwrap().public();
+        assert_eq!(SealingKey::try_from(String::from(key)), Ok(key));
+        for bad in ["", "x25519:", "x25519:AAAA", "p256:AAAA"] {
+            assert!(SealingKey::try_from(bad.to_owned()).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_field_of_a_join_request_is_in_its_digest() {
+        let digest = |change: fn(&mut pb::JoinRequest)| {
+            let mut request = pb::JoinRequest { proto_max: 1, ..Default::default() };
+            change(&mut request);
+            join_request_digest(&request)
+        };
+        let all = [
+            digest(|_| {}),
+            digest(|request| request.csr = b"x"[..].into()),
+            digest(|request| request.sealed_token = b"x"[..].into()),
+            digest(|request| request.attestor = "x".into()),
+            digest(|request| request.evidence = b"x"[..].into()),
+            digest(|request| request.role = "x".into()),
+            digest(|request| request.proto_min = 1),
+            digest(|request| request.proto_max = 2),
+            digest(|request| drop(request.facts.insert("x".into(), String::new()))),
+            digest(|request| drop(request.facts.insert(String::new(), "x".into()))),
+        ];
+        assert_eq!(std::collections::BTreeSet::from(all).len(), all.len());
+    }
+}

@@ -236,14 +236,31 @@ fn read_cancel(cancel: pb::Cancel) -> Inbound {
 /// An envelope over a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OverLimit {
+    /// Its payload.
     #[error("a body of {0} bytes, at most {COMMAND_BODY_BYTES}")]
     Body(usize),
+    /// Its signatures.
     #[error("{0} signatures, at most {SIGNATURES}")]
     Signatures(usize),
+    /// Its type.
     #[error("a payload type of {0} bytes, at most {ID_BYTES}")]
     PayloadType(usize),
+    /// The certificates of a signature.
     #[error("a chain of more than {CHAIN} certificates")]
     Chain,
+}
+
+impl From<Envelope> for pb::Envelope {
+    fn from(envelope: Envelope) -> Self {
+        let signatures = envelope.signatures.into_iter();
+        Self {
+            payload_type: envelope.payload_type,
+            payload: envelope.payload,
+            signatures: signatures
+                .map(|Signature { key_id, signature, chain }| pb::Signature { key_id, signature, chain })
+                .collect(),
+        }
+    }
 }
 
 /// An envelope within the limits.

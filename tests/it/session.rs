@@ -151,7 +151,7 @@ fn envelope(id: &str) -> Envelope {
 /// A result that stands in the journal, by the whole path.
 async fn result(journal: &Journal, id: &str, output: usize) -> Durable<Done> {
     let audience = Audience { trust_domain: "lab.example".into(), node_id: node_id() };
-    let command = verify_command(&envelope(id), &audience, Policy::None).expect("a command");
+    let command = verify_command(&envelope(id), &audience, &Policy::None.into()).expect("a command");
     let context = Context {
         upgrade_only: false,
         role: Role::Host,

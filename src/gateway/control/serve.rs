@@ -10,13 +10,12 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::{Request, Response};
-use crate::gateway::body::{self, CancelBody, CommandBody};
+use crate::gateway::body::{self, CommandBody};
 use crate::gateway::command_state::State;
 use crate::gateway::hub::{Hub, lock};
 use crate::gateway::session::{cancel_frame, chain};
 use crate::gateway::store::{Cancelled, NewCommand, StoreError};
-use crate::gateway::ticket::{Grant, Ticket};
-use crate::model::limits::COMMAND_BODY_BYTES;
+use crate::gateway::worker::{Ask, Told};
 use crate::model::{CommandId, NodeId};
 use crate::wire::pb;
 
@@ -141,11 +140,10 @@ async fn enqueue(
         min_generation: 0,
         args,
     };
-    let payload = body::bytes(&body);
-    if payload.len() > COMMAND_BODY_BYTES {
-        let message = format!("the command's body has {} bytes, at most {COMMAND_BODY_BYTES}", payload.len());
-        return Ok(Response::Error(message));
-    }
+    let envelope = match hub.worker.ask(Ask::Command(body::text(&body))).await {
+        Told::Signed(envelope) => envelope.into(),
+        other => return Ok(unsigned(&other)),
+    };
     let (lane, retry_safe) = body::routing(kind, args);
     let command = NewCommand {
         id: id.clone(),
@@ -153,7 +151,7 @@ async fn enqueue(
         kind: kind.chars().take(128).collect(),
         lane,
         retry_safe,
-        payload,
+        envelope,
         not_after,
         now,
     };
@@ -173,22 +171,20 @@ fn too_long_lived() -> Response {
 }
 
 async fn cancel(hub: &Hub, id: CommandId) -> Result<Response, StoreError> {
-    let now = hub.now();
-    let (trust_domain, command) = (hub.settings.trust_domain.clone(), id.clone());
-    let make_body = move |node: &NodeId| {
-        let body =
-            CancelBody { trust_domain: &trust_domain, node_id: node, command_id: &command, issued_at: now };
-        body::bytes(&body)
+    let Some(view) = hub.store.command(id.clone()).await? else { return Ok(unknown(&id)) };
+    let cancellation = match hub.worker.ask(Ask::Cancel { node: view.node, id: id.clone() }).await {
+        Told::Signed(envelope) => envelope.into(),
+        other => return Ok(unsigned(&other)),
     };
-    Ok(match hub.store.cancel(id.clone(), make_body, now).await? {
-        Cancelled::Unknown => Response::Error(format!("no command {id} is known here")),
+    Ok(match hub.store.cancel(id.clone(), cancellation, hub.now()).await? {
+        Cancelled::Unknown => unknown(&id),
         Cancelled::Ended => Response::Done,
         Cancelled::Now(_) => {
             hub.commands_ended(&[id]);
             Response::Done
         }
         Cancelled::Tell(node) => {
-            let body = hub.store.cancel_body(id.clone()).await?;
+            let body = hub.store.cancellation(id.clone()).await?;
             if let (Some(body), Some(live)) = (body, hub.session(&node)) {
                 let frame = pb::gateway_frame::Frame::Cancel(cancel_frame(&id, body));
                 // A session that cannot take it sends it again after its next first heartbeat.
@@ -197,6 +193,18 @@ async fn cancel(hub: &Hub, id: CommandId) -> Result<Response, StoreError> {
             Response::Done
         }
     })
+}
+
+fn unknown(id: &CommandId) -> Response {
+    Response::Error(format!("no command {id} is known here"))
+}
+
+/// The worker's word where a signature was asked for.
+fn unsigned(told: &Told) -> Response {
+    match told {
+        Told::Failed(why) | Told::Refused { message: why, .. } => Response::Error(why.clone()),
+        _ => Response::Error("the worker answered something else".into()),
+    }
 }
 
 /// Between two looks at a command that somebody waits for.
@@ -251,13 +259,11 @@ async fn ticket(hub: &Hub, uses: u32, ttl_s: u64, site: String) -> Result<Respon
     if ttl_s > LONGEST_LIFE_S {
         return Ok(too_long_lived());
     }
-    let grant = Grant { uses, expires_at: hub.now().plus(Duration::from_secs(ttl_s)), site };
-    let settings = &hub.settings;
-    let ticket = hub.with_rng(|rng| {
-        Ticket::new(&grant, &settings.trust_domain, &settings.endpoints, hub.ca.digest(), rng)
-    });
-    hub.store.add_token(ticket.token_sha256(), grant).await?;
-    Ok(Response::Ticket(ticket.line()))
+    let expires_at = hub.now().plus(Duration::from_secs(ttl_s));
+    Ok(match hub.worker.ask(Ask::Ticket { uses, expires_at, site }).await {
+        Told::Ticket(line) => Response::Ticket(line),
+        other => unsigned(&other),
+    })
 }
 
 fn drain(hub: &Hub, max_delay_ms: u32) -> Response {

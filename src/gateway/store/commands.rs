@@ -2,9 +2,13 @@
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
+use prost::Message as _;
+
 use super::{Store, StoreError, corrupt, int, uint};
+use crate::gateway::body::COMMAND_TYPE;
 use crate::gateway::command_state::State;
 use crate::model::{CommandId, Digest, Lane, NodeId, ServerTime};
+use crate::wire::pb;
 
 /// A command to be queued.
 #[derive(Debug)]
@@ -19,8 +23,8 @@ pub struct NewCommand {
     pub lane: Lane,
     /// Whether it may run twice.
     pub retry_safe: bool,
-    /// The body.
-    pub payload: Vec<u8>,
+    /// Its body, signed.
+    pub envelope: pb::Envelope,
     /// As in the body.
     pub not_after: ServerTime,
     /// The gateway's clock.
@@ -39,7 +43,7 @@ pub enum EnqueueError {
 }
 
 /// A command on its way out.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Deliver {
     /// Its id.
     pub id: CommandId,
@@ -49,10 +53,10 @@ pub struct Deliver {
     pub attempt: u32,
     /// Its lane.
     pub lane: Lane,
-    /// The body.
-    pub payload: Vec<u8>,
-    /// The body of its cancellation, once one was asked for: to be sent behind it.
-    pub cancel: Option<Vec<u8>>,
+    /// Its body, signed.
+    pub envelope: pb::Envelope,
+    /// Its cancellation, signed, once one was asked for: to be sent behind it.
+    pub cancel: Option<pb::Envelope>,
 }
 
 /// What a dispatch found.
@@ -77,7 +81,17 @@ pub enum Cancelled {
     Tell(NodeId),
 }
 
-/// Reads `id, seq, deliveries, lane, payload, cancel`, the first six columns.
+/// An envelope's signatures, as they are stored beside its payload.
+fn signatures(envelope: &pb::Envelope) -> Vec<u8> {
+    let signatures = envelope.signatures.clone();
+    pb::Envelope { signatures, ..Default::default() }.encode_to_vec()
+}
+
+fn read_envelope(column: usize, bytes: &[u8]) -> rusqlite::Result<pb::Envelope> {
+    pb::Envelope::decode(bytes).map_err(|error| corrupt(column, error))
+}
+
+/// Reads `id, seq, deliveries, lane, payload, cancel, signatures`, the first seven columns.
 pub(super) fn read_deliver(row: &Row<'_>) -> rusqlite::Result<Deliver> {
     let lane: String = row.get(3)?;
     Ok(Deliver {
@@ -85,8 +99,12 @@ pub(super) fn read_deliver(row: &Row<'_>) -> rusqlite::Result<Deliver> {
         seq: uint(row.get(1)?),
         attempt: row.get(2)?,
         lane: Lane::from_name(&lane).unwrap_or(Lane::Work),
-        payload: row.get(4)?,
-        cancel: row.get(5)?,
+        envelope: pb::Envelope {
+            payload_type: COMMAND_TYPE.into(),
+            payload: row.get::<_, Vec<u8>>(4)?.into(),
+            signatures: read_envelope(6, row.get_ref(6)?.as_blob()?)?.signatures,
+        },
+        cancel: row.get_ref(5)?.as_blob_or_null()?.map(|bytes| read_envelope(5, bytes)).transpose()?,
     })
 }
 
@@ -113,34 +131,34 @@ impl Store {
         self.run(move |db| dispatch(db, &node, epoch, &free, now)).await
     }
 
-    /// Cancels a command. `body` is the cancellation's body for its node, which the caller cannot know before.
+    /// Cancels a command; `cancel` is the signed cancellation.
     ///
     /// # Errors
     /// See [`StoreError`].
     pub async fn cancel(
         &self,
         id: CommandId,
-        body: impl FnOnce(&NodeId) -> Vec<u8> + Send + 'static,
+        cancellation: pb::Envelope,
         now: ServerTime,
     ) -> Result<Cancelled, StoreError> {
-        self.run(move |db| cancel(db, &id, body, now)).await
+        self.run(move |db| cancel(db, &id, &cancellation, now)).await
     }
 
-    /// The body of a command's cancellation, when one was asked for and the command has not ended.
+    /// A command's cancellation, when one was asked for and the command has not ended.
     ///
     /// # Errors
     /// See [`StoreError`].
-    pub async fn cancel_body(&self, id: CommandId) -> Result<Option<Vec<u8>>, StoreError> {
+    pub async fn cancellation(&self, id: CommandId) -> Result<Option<pb::Envelope>, StoreError> {
         self.run(move |db| {
-            let body = db
+            let found = db
                 .query_row(
                     "SELECT cancel FROM commands
                      WHERE id = ? AND state IN ('pending', 'dispatched', 'accepted', 'running')",
                     [id.as_str()],
-                    |row| row.get(0),
+                    |row| row.get_ref(0)?.as_blob_or_null()?.map(|bytes| read_envelope(0, bytes)).transpose(),
                 )
                 .optional()?;
-            Ok(body.flatten())
+            Ok(found.flatten())
         })
         .await
     }
@@ -166,7 +184,7 @@ fn enqueue(db: &Connection, command: NewCommand) -> rusqlite::Result<Result<(), 
     let Some(seq) = seq else { return Ok(Err(EnqueueError::UnknownNode(command.node))) };
     db.prepare_cached(
         "INSERT INTO commands (id, node_id, seq, kind, lane, retry_safe, payload, body_sha256, not_after_ms,
-         enqueued_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+         enqueued_ms, signatures) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     )?
     .execute(params![
         command.id.as_str(),
@@ -175,10 +193,11 @@ fn enqueue(db: &Connection, command: NewCommand) -> rusqlite::Result<Result<(), 
         command.kind,
         command.lane.name(),
         command.retry_safe,
-        command.payload,
-        Digest::of(&command.payload).0,
+        &*command.envelope.payload,
+        Digest::of(&command.envelope.payload).0,
         command.not_after.0,
         command.now.0,
+        signatures(&command.envelope),
     ])?;
     Ok(Ok(()))
 }
@@ -199,7 +218,7 @@ fn dispatch(
     let mut out: Vec<Deliver> = Vec::new();
     for (lane, free) in free.iter().filter(|(_, free)| *free > 0) {
         let mut due = db.prepare_cached(
-            "SELECT id, seq, deliveries + 1, lane, payload, cancel FROM commands WHERE node_id = ? AND lane = ?
+            "SELECT id, seq, deliveries + 1, lane, payload, cancel, signatures FROM commands WHERE node_id = ? AND lane = ?
              AND (state = 'pending' OR redeliver = 1) AND not_before_ms <= ?
              AND (redeliver = 1 OR not_after_ms > ?) ORDER BY seq LIMIT ?",
         )?;
@@ -229,7 +248,7 @@ fn dispatch(
 fn cancel(
     db: &Connection,
     id: &CommandId,
-    body: impl FnOnce(&NodeId) -> Vec<u8>,
+    cancellation: &pb::Envelope,
     now: ServerTime,
 ) -> rusqlite::Result<Cancelled> {
     let row = db
@@ -252,10 +271,9 @@ fn cancel(
             Ok(Cancelled::Now(node))
         }
         Some(State::Pending | State::Dispatched | State::Accepted | State::Running) => {
-            let body = body(&node);
             db.execute(
                 "UPDATE commands SET cancel = coalesce(cancel, ?) WHERE id = ?",
-                params![body, id.as_str()],
+                params![cancellation.encode_to_vec(), id.as_str()],
             )?;
             Ok(Cancelled::Tell(node))
         }

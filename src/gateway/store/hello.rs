@@ -8,6 +8,7 @@ use super::updates::{Applied, Effects, apply};
 use super::{Store, StoreError, corrupt, events, int, node_events, uint};
 use crate::gateway::update::Update;
 use crate::model::{BootId, CommandId, Incarnation, JournalId, Kind, NodeId, ServerTime};
+use crate::wire::pb;
 
 /// How far a node's claimed epoch may lie above the stored one: one lie must not lock the node out.
 const EPOCH_AHEAD: u64 = 1 << 20;
@@ -69,7 +70,7 @@ pub struct FirstHeartbeat {
     /// In seq order.
     pub replay: Vec<Deliver>,
     /// Cancellations asked for and not yet answered.
-    pub cancels: Vec<(CommandId, Vec<u8>)>,
+    pub cancels: Vec<(CommandId, pb::Envelope)>,
     /// Ended `journal-lost`.
     pub ended: Vec<CommandId>,
 }
@@ -278,10 +279,10 @@ fn first_heartbeat(
 
     let in_flight: Vec<(Deliver, bool)> = db
         .prepare_cached(
-            "SELECT id, seq, deliveries + 1, lane, payload, cancel, retry_safe FROM commands
+            "SELECT id, seq, deliveries + 1, lane, payload, cancel, signatures, retry_safe FROM commands
              WHERE node_id = ? AND state IN ('dispatched', 'accepted', 'running') ORDER BY seq",
         )?
-        .query_map([node.as_str()], |row| Ok((read_deliver(row)?, row.get(6)?)))?
+        .query_map([node.as_str()], |row| Ok((read_deliver(row)?, row.get(7)?)))?
         .collect::<Result<_, _>>()?;
     let mut out = FirstHeartbeat { replay: Vec::new(), cancels: Vec::new(), ended: Vec::new() };
     for (deliver, retry_safe) in in_flight {

@@ -20,7 +20,6 @@ use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
 pub use commands::{Cancelled, Deliver, NewCommand};
-pub use enrol::{JoinRefusal, JoinTry, Joined};
 pub use hello::{HelloFacts, HelloRefusal};
 pub use updates::{Applied, Effects};
 

@@ -8,7 +8,7 @@ use rusqlite::Connection;
 use super::OpenError;
 
 /// The schema that this build writes.
-const SCHEMA: i64 = 2;
+const SCHEMA: i64 = 3;
 
 /// Times are ms since the Unix epoch by the gateway's clock; 0 is "not yet".
 const TABLES: &str = "
@@ -45,7 +45,7 @@ CREATE TABLE commands (
   not_before_ms INTEGER NOT NULL DEFAULT 0, backoff_ms INTEGER NOT NULL DEFAULT 0, why TEXT NOT NULL DEFAULT '',
   -- 1 when an accepted or running command was refused: its node left it behind and is owed another delivery.
   redeliver INTEGER NOT NULL DEFAULT 0,
-  -- The cancellation's body, once somebody asked for it.
+  -- The cancellation, an encoded Envelope, once somebody asked for it.
   cancel BLOB,
   reason TEXT NOT NULL DEFAULT '', message TEXT NOT NULL DEFAULT '', effect TEXT NOT NULL DEFAULT '',
   attempt INTEGER NOT NULL DEFAULT 0, output TEXT NOT NULL DEFAULT '',
@@ -74,6 +74,9 @@ CREATE TABLE node_events (
   UNIQUE (node_id, journal_id, seq));
 ";
 
+/// What the third added: a command's signatures, as an encoded Envelope without its payload.
+const SIGNATURES: &str = "ALTER TABLE commands ADD COLUMN signatures BLOB NOT NULL DEFAULT x'';";
+
 /// Opens or makes the file, 0600 from its creation.
 pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
     // SQLite gives -wal the mode of the database, so that making the database 0600 is enough.
@@ -92,11 +95,16 @@ pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
     match found {
         0 => db
             .execute_batch(&format!(
-                "BEGIN IMMEDIATE; {TABLES} {NODE_EVENTS} PRAGMA user_version = {SCHEMA}; COMMIT"
+                "BEGIN IMMEDIATE; {TABLES} {NODE_EVENTS} {SIGNATURES} PRAGMA user_version = {SCHEMA}; COMMIT"
             ))
             .map_err(sqlite)?,
         1 => db
-            .execute_batch(&format!("BEGIN IMMEDIATE; {NODE_EVENTS} PRAGMA user_version = {SCHEMA}; COMMIT"))
+            .execute_batch(&format!(
+                "BEGIN IMMEDIATE; {NODE_EVENTS} {SIGNATURES} PRAGMA user_version = {SCHEMA}; COMMIT"
+            ))
+            .map_err(sqlite)?,
+        2 => db
+            .execute_batch(&format!("BEGIN IMMEDIATE; {SIGNATURES} PRAGMA user_version = {SCHEMA}; COMMIT"))
             .map_err(sqlite)?,
         SCHEMA => {}
         found => return Err(OpenError::Newer { path: path.to_owned(), found, known: SCHEMA }),

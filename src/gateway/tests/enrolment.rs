@@ -3,7 +3,7 @@ use std::time::Duration;
 use rcgen::KeyPair;
 use tonic::{Code, Status};
 
-use super::lab::{Gateway, Machine};
+use super::lab::{Gateway, Machine, Token};
 use crate::gateway::peer::Peer;
 use crate::model::{Reason, Role};
 use crate::wire::status;
@@ -17,7 +17,7 @@ fn same(key: &KeyPair) -> KeyPair {
     KeyPair::from_pem(&key.serialize_pem()).expect("a key")
 }
 
-async fn refused(gateway: &Gateway, token: &str) -> (Code, Option<Reason>) {
+async fn refused(gateway: &Gateway, token: &Token) -> (Code, Option<Reason>) {
     told(Machine::join(gateway, token, key()).await)
 }
 
@@ -30,14 +30,14 @@ fn told(joined: Result<Machine, Status>) -> (Code, Option<Reason>) {
 async fn a_join_gives_a_certificate_with_exactly_the_names_of_the_node() {
     let gateway = Gateway::start().await;
     let machine = gateway.machine().await;
-    let leaf = rustls::pki_types::CertificateDer::from(machine.response.chain[0].to_vec());
+    let leaf = rustls::pki_types::CertificateDer::from(machine.issued.chain[0].0.to_vec());
     let peer = Peer::read(&leaf, "lab.example").expect("a node's certificate");
     assert_eq!((peer.node.as_str(), peer.role), (machine.node.as_str(), Role::Host));
-    let life = peer.not_after.0 - machine.response.server_time_ms;
+    let life = peer.not_after.0 - machine.issued.issued_at.0;
     assert!((86_398_000..=86_400_000).contains(&life), "{life}");
-    assert_eq!(machine.response.identity_generation, 1);
-    assert_eq!((&*machine.response.site, &*machine.response.trust_domain), ("lab", "lab.example"));
-    assert_eq!(machine.response.gateway_roots[0], machine.response.chain[1]);
+    assert_eq!(machine.issued.identity_generation, 1);
+    assert_eq!((&*machine.issued.site, &*machine.issued.trust_domain), ("lab", "lab.example"));
+    assert_eq!(machine.bundle.gateway_roots[0], machine.issued.chain[1]);
     gateway.stop().await;
 }
 
@@ -49,7 +49,7 @@ async fn a_repeated_join_with_the_same_key_gives_the_same_node_and_uses_nothing(
     let first = Machine::join(&gateway, &token, same(&key)).await.expect("joined");
     let second = Machine::join(&gateway, &token, same(&key)).await.expect("joined again");
     assert_eq!(first.node, second.node);
-    assert_ne!(first.response.chain[0], second.response.chain[0], "it is freshly signed");
+    assert_ne!(first.issued.chain[0], second.issued.chain[0], "it is freshly signed");
     assert_eq!(refused(&gateway, &token).await, (Code::PermissionDenied, Some(Reason::TicketUsed)));
     gateway.stop().await;
 }
@@ -58,8 +58,9 @@ async fn a_repeated_join_with_the_same_key_gives_the_same_node_and_uses_nothing(
 async fn a_token_that_is_unknown_or_has_run_out_is_told_apart() {
     let gateway = Gateway::start().await;
     let expired = gateway.token(9, 0).await;
+    let unknown = Token { text: "bt_x".into(), seal: expired.seal };
     tokio::time::sleep(Duration::from_millis(5)).await;
-    assert_eq!(refused(&gateway, "bt_x").await, (Code::PermissionDenied, Some(Reason::TicketInvalid)));
+    assert_eq!(refused(&gateway, &unknown).await, (Code::PermissionDenied, Some(Reason::TicketInvalid)));
     assert_eq!(refused(&gateway, &expired).await, (Code::PermissionDenied, Some(Reason::TicketExpired)));
     gateway.stop().await;
 }

@@ -18,6 +18,8 @@ use crate::clock::SystemClock;
 use crate::gateway::control::{Client, CommandView, EventView, Request, Response};
 use crate::gateway::{GatewayError, Options, Ready, run};
 use crate::model::{CommandId, Digest, NodeId};
+use crate::wire::bundle::TrustBundle;
+use crate::wire::enroll::{Issued, JoinAnswer, SealingKey};
 use crate::wire::pb;
 use crate::wire::pb::gateway_frame::Frame as Out;
 use crate::wire::pb::node_frame::Frame as In;
@@ -91,14 +93,17 @@ impl Gateway {
         within("an answer", client.call(&request)).await.expect("answered")
     }
 
-    pub async fn token(&self, uses: u32, ttl_s: u64) -> String {
+    /// A new ticket, read: its token and the key that it is sealed to.
+    pub async fn token(&self, uses: u32, ttl_s: u64) -> Token {
         let Response::Ticket(line) = self.ask(Request::Ticket { uses, ttl_s, site: "lab".into() }).await
         else {
             panic!("no ticket")
         };
         let json = BASE64URL_NOPAD.decode(line.strip_prefix("bcd1.").expect("a ticket").as_bytes());
         let ticket: serde_json::Value = serde_json::from_slice(&json.expect("base64")).expect("json");
-        ticket["token"].as_str().expect("a token").to_owned()
+        let field = |name| ticket[name].as_str().expect("a string").to_owned();
+        let seal = SealingKey::try_from(field("join_encryption_key")).expect("a key");
+        Token { text: field("token"), seal }
     }
 
     /// A machine that has joined.
@@ -178,27 +183,34 @@ fn pem(der: &[u8]) -> String {
     format!("-----BEGIN CERTIFICATE-----\n{body}\n-----END CERTIFICATE-----\n")
 }
 
+/// The right to join.
+pub(super) struct Token {
+    pub text: String,
+    pub seal: SealingKey,
+}
+
 pub(super) struct Machine {
     pub node: String,
-    pub response: pb::JoinResponse,
+    pub issued: Issued,
+    pub bundle: TrustBundle,
     pub key: KeyPair,
 }
 
 impl Machine {
-    pub async fn join(gateway: &Gateway, token: &str, key: KeyPair) -> Result<Self, Status> {
+    pub async fn join(gateway: &Gateway, token: &Token, key: KeyPair) -> Result<Self, Status> {
         Self::join_with(gateway, token, key, |_| {}).await
     }
 
     pub async fn join_with(
         gateway: &Gateway,
-        token: &str,
+        token: &Token,
         key: KeyPair,
         change: impl FnOnce(&mut pb::JoinRequest),
     ) -> Result<Self, Status> {
         let csr = CertificateParams::default().serialize_request(&key).expect("a CSR");
         let mut request = pb::JoinRequest {
             csr: csr.der().to_vec().into(),
-            token: token.into(),
+            sealed_token: token.seal.seal(&token.text, csr.der()).expect("sealed").into(),
             proto_min: 1,
             proto_max: 1,
             ..Default::default()
@@ -210,7 +222,11 @@ impl Machine {
         let mut answers = within("a join", client.join(tokio_stream::once(frame))).await?.into_inner();
         let answer = within("a join's answer", answers.message()).await?.expect("an answer");
         let Some(pb::join_answer::Frame::Response(response)) = answer.frame else { panic!("no response") };
-        Ok(Self { node: response.node_id.clone(), response, key })
+        let body = |envelope: Option<pb::Envelope>| envelope.expect("an envelope").payload;
+        let JoinAnswer(issued) =
+            serde_json::from_slice(&body(response.signed_response)).expect("what was issued");
+        let bundle = serde_json::from_slice(&body(response.trust_bundle)).expect("a bundle");
+        Ok(Self { node: issued.node_id.to_string(), issued, bundle, key })
     }
 
     pub fn id(&self) -> NodeId {
@@ -231,7 +247,7 @@ impl Machine {
     }
 
     fn identity(&self) -> Identity {
-        let chain: String = self.response.chain.iter().map(|der| pem(der)).collect();
+        let chain: String = self.issued.chain.iter().map(|der| pem(&der.0)).collect();
         Identity::from_pem(chain, self.key.serialize_pem())
     }
 

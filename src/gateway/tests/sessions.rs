@@ -26,7 +26,7 @@ async fn a_welcome_has_what_a_node_needs_and_the_epoch_rises_with_every_hello() 
     assert_eq!((welcome.epoch, welcome.proto, welcome.heartbeat_interval_ms), (42, 1, 10_000));
     assert_eq!(welcome.lane_credits["work"], 16);
     assert_eq!(welcome.journal_id, "j-1");
-    assert!(welcome.server_time_ms >= machine.response.server_time_ms);
+    assert!(welcome.server_time_ms >= machine.issued.issued_at.0);
     let mut again = machine.open(&gateway, machine.hello()).await.expect("opened");
     assert_eq!(again.welcome().await.epoch, 43);
     gateway.stop().await;

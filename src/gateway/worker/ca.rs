@@ -1,6 +1,5 @@
-//! The development CA: one key that signs the gateway's serving certificate and the nodes' certificates, told apart
-//! by their extended key usage. A deployment keeps these two apart and away from the gateway; here they show a
-//! node the same chains.
+//! The development CA: one key that signs the gateways' serving certificates and the nodes' certificates, told apart
+//! by their extended key usage. A deployment keeps these two apart; here they show a node the same chains.
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -12,11 +11,13 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose,
     IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType,
 };
-use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
 use time::OffsetDateTime;
 
-use crate::gateway::store::Joined;
+use super::enrol::{Enrolled, Holder};
+use crate::gateway::peer::Peer;
 use crate::model::{Digest, Role, ServerTime};
+use crate::wire::dsse::PublicKey;
 
 /// Certificates begin to hold this long before they are signed, for clocks that lag.
 const BACKDATE: Duration = Duration::from_secs(300);
@@ -121,16 +122,17 @@ impl Ca {
         Digest::of(&self.certificate)
     }
 
-    /// A serving certificate for these hosts and for the loopback, with the CA behind it, and its key.
+    /// A serving certificate for these hosts and for the loopback, with the CA behind it.
     ///
     /// # Errors
     /// See [`CaError`].
     pub fn serving(
         &self,
+        csr: &Csr,
         hosts: &[String],
         now: ServerTime,
         rng: &mut impl rand::RngCore,
-    ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), CaError> {
+    ) -> Result<Vec<CertificateDer<'static>>, CaError> {
         let mut params = CertificateParams::default();
         let loopback = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
         let mut names: Vec<SanType> = loopback.into_iter().map(SanType::IpAddress).collect();
@@ -150,10 +152,24 @@ impl Ca {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         validity(&mut params, now, SERVING_LIFE);
         params.serial_number = Some(serial(rng).0);
-        let key = KeyPair::generate()?;
-        let leaf = params.signed_by(&key, &self.issuer)?;
-        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
-        Ok((vec![leaf.der().clone(), self.certificate.clone()], key))
+        let leaf = params.signed_by(&csr.public_key, &self.issuer)?;
+        Ok(vec![leaf.der().clone(), self.certificate.clone()])
+    }
+
+    /// Who holds a certificate, if it is one that this CA signed for a node. Whether it holds now is not judged.
+    pub fn holder(&self, leaf: &[u8], trust_domain: &str) -> Option<Holder> {
+        use x509_parser::prelude::{FromDer, X509Certificate};
+        let (_, ca) = X509Certificate::from_der(&self.certificate).ok()?;
+        let (rest, certificate) = X509Certificate::from_der(leaf).ok()?;
+        certificate.verify_signature(Some(ca.public_key())).ok()?;
+        let peer = Peer::read(&CertificateDer::from(leaf), trust_domain).ok()?;
+        rest.is_empty().then_some(())?;
+        Some(Holder {
+            serial: data_encoding::HEXLOWER.encode(certificate.raw_serial()),
+            key: PublicKey::from_spki(certificate.public_key().raw).ok()?,
+            node: peer.node,
+            not_after: peer.not_after,
+        })
     }
 
     /// Signs a node's certificate.
@@ -163,7 +179,7 @@ impl Ca {
     pub fn sign(
         &self,
         csr: &Csr,
-        node: &Joined,
+        node: &Enrolled,
         trust_domain: &str,
         life: Duration,
         now: ServerTime,
@@ -225,7 +241,7 @@ fn ca_params(now: ServerTime) -> Result<CertificateParams, rcgen::Error> {
     Ok(params)
 }
 
-fn validity(params: &mut CertificateParams, now: ServerTime, life: Duration) {
+pub(super) fn validity(params: &mut CertificateParams, now: ServerTime, life: Duration) {
     params.not_before = offset(now.minus(BACKDATE));
     params.not_after = offset(now.plus(life));
 }
@@ -243,7 +259,7 @@ fn serial(rng: &mut impl rand::RngCore) -> (rcgen::SerialNumber, String) {
 }
 
 /// Writes a file whole or not at all, 0600 from its creation.
-pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+pub fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let new = path.with_extension("new");
     match std::fs::remove_file(&new) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),

@@ -155,7 +155,8 @@ impl Keys {
     ) -> Result<Envelope, SignError> {
         let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
         if now >= worker.renew_at {
-            let leaf = worker_params(now).and_then(|params| params.signed_by(&worker.pair, &self.command_issuer));
+            let leaf =
+                worker_params(now).and_then(|params| params.signed_by(&worker.pair, &self.command_issuer));
             worker.leaf = Bytes::copy_from_slice(leaf.map_err(|_| SignError::Key)?.der());
             worker.renew_at = now.plus(WORKER_LIFE / 2);
         }

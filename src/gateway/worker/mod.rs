@@ -9,6 +9,7 @@
 mod ca;
 mod enrol;
 mod keys;
+mod link;
 mod ticket;
 
 use std::path::{Path, PathBuf};
@@ -21,10 +22,12 @@ use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use serde::{Deserialize, Serialize};
 
-pub use ca::write_whole;
-use ca::{Ca, CaError, Csr};
-use enrol::{Enrolled, Enrolment, JoinTry};
+use ca::CaError;
+pub use ca::{Ca, Csr};
+pub use enrol::Enrolled;
+use enrol::{Enrolment, JoinTry};
 use keys::{Keys, KeysError};
+pub use link::Link;
 use ticket::{Grant, Ticket};
 
 use crate::model::limits::{COMMAND_BODY_BYTES, ID_BYTES, JOIN_FACTS};
@@ -291,7 +294,9 @@ impl Worker {
         if endpoints.is_empty() {
             return Ok(Told::Failed("no gateway has started yet, so a ticket could name none".into()));
         }
-        let ticket = self.with_rng(|rng| Ticket::new(&grant, &self.trust_domain, &endpoints, &self.keys.pins(&self.ca), rng));
+        let ticket = self.with_rng(|rng| {
+            Ticket::new(&grant, &self.trust_domain, &endpoints, &self.keys.pins(&self.ca), rng)
+        });
         enrolment.add_token(&ticket.token_sha256(), &grant)?;
         Ok(Told::Ticket(ticket.line()))
     }
@@ -309,14 +314,14 @@ impl Worker {
         let attempt = JoinTry { token, spki: csr.spki, role, fresh, now };
         let node = match self.enrolment().join(&attempt)? {
             Ok(node) => node,
-            Err(refused) => return Ok(Told::Refused { reason: refused.reason(), message: refused.to_string() }),
+            Err(refused) => {
+                return Ok(Told::Refused { reason: refused.reason(), message: refused.to_string() });
+            }
         };
         let (issued, bundle, noted) = self.issue(&csr, &node, join_request_digest(&request), now)?;
         let signed = self.sign_pinned::<JoinAnswer>(&JoinAnswer(issued))?;
-        let response = pb::JoinResponse {
-            signed_response: Some(signed.into()),
-            trust_bundle: Some(bundle.into()),
-        };
+        let response =
+            pb::JoinResponse { signed_response: Some(signed.into()), trust_bundle: Some(bundle.into()) };
         tracing::info!(node = %noted.node, site = %noted.site, "node joined");
         Ok(Told::Joined(Der(response.encode_to_vec().into()), Box::new(noted)))
     }
@@ -352,14 +357,14 @@ impl Worker {
         };
         let node = match self.enrolment().renew(&holder)? {
             Ok(node) => node,
-            Err(refused) => return Ok(Told::Refused { reason: refused.reason(), message: refused.to_string() }),
+            Err(refused) => {
+                return Ok(Told::Refused { reason: refused.reason(), message: refused.to_string() });
+            }
         };
         let (issued, bundle, noted) = self.issue(&csr, &node, renew_request_digest(&request), now)?;
         let signed = self.sign_pinned::<RenewAnswer>(&RenewAnswer(issued))?;
-        let response = pb::RenewResponse {
-            signed_response: Some(signed.into()),
-            trust_bundle: Some(bundle.into()),
-        };
+        let response =
+            pb::RenewResponse { signed_response: Some(signed.into()), trust_bundle: Some(bundle.into()) };
         tracing::info!(node = %noted.node, until = %noted.not_after, "certificate renewed");
         Ok(Told::Renewed(Der(response.encode_to_vec().into()), Box::new(noted)))
     }
@@ -432,7 +437,8 @@ impl Worker {
 
     fn command(&self, body: String, now: ServerTime) -> Result<Told, AskError> {
         if body.len() > COMMAND_BODY_BYTES {
-            let message = format!("the command's body has {} bytes, at most {COMMAND_BODY_BYTES}", body.len());
+            let message =
+                format!("the command's body has {} bytes, at most {COMMAND_BODY_BYTES}", body.len());
             return Ok(Told::Failed(message));
         }
         Ok(Told::Signed(self.keys.sign_as_worker(COMMAND_TYPE, body.into(), now)?))

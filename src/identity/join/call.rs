@@ -11,6 +11,7 @@ use super::super::{accept, ticket::Ticket};
 use super::JoinError;
 use crate::model::limits::FRAME_BYTES;
 use crate::model::{Digest, Reason, Role};
+use crate::ports::Connect;
 use crate::wire::enroll::join_request_digest;
 use crate::wire::frames::read_envelope;
 use crate::wire::link::{EndKind, Endpoint, LinkEnd};
@@ -31,6 +32,7 @@ pub(super) struct Answer {
 /// What every attempt sends.
 pub(super) struct Call {
     tls: Arc<ClientConfig>,
+    connect: Arc<dyn Connect>,
     request: pb::JoinRequest,
 }
 
@@ -39,6 +41,7 @@ impl Call {
         ticket: &Ticket,
         csr: Vec<u8>,
         facts: BTreeMap<String, String>,
+        connect: Arc<dyn Connect>,
     ) -> Result<Self, JoinError> {
         let roots = tls::Roots::Pinned(ticket.gateway_ca_sha256);
         let own = version::Range::OWN;
@@ -52,7 +55,8 @@ impl Call {
             proto_max: own.max(),
             role: Role::Host.name().into(),
         };
-        Ok(Self { tls: Arc::new(tls::client_config(&roots, None, Arc::new(tls::BuildTime))?), request })
+        let tls = Arc::new(tls::client_config(&roots, None, Arc::new(tls::BuildTime))?);
+        Ok(Self { tls, connect, request })
     }
 
     /// What an answer must be bound to.
@@ -61,7 +65,7 @@ impl Call {
     }
 
     pub(super) async fn attempt(&self, endpoint: &Endpoint) -> Result<Answer, LinkEnd> {
-        let connection = grpc::connect(endpoint, &self.tls, KEEP_ALIVE).await?;
+        let connection = grpc::connect(endpoint, &self.tls, &*self.connect, KEEP_ALIVE).await?;
         let gateway = connection.server_certificate().clone();
         let mut client = EnrollmentClient::with_origin(connection.service(), connection.origin())
             .max_decoding_message_size(FRAME_BYTES);

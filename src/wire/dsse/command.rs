@@ -161,6 +161,8 @@ pub fn verify_cancel(
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
     use crate::wire::dsse::Signature;
 
@@ -249,7 +251,7 @@ mod tests {
             "issued_at":"2026-11-29T10:00:00Z"}"#;
         let envelope =
             Envelope { payload_type: CANCEL_TYPE.into(), payload: payload.into(), signatures: Vec::new() };
-        let verify = |id: &str, policy| {
+        let verify = |id: &str, policy: Policy| {
             let id = CommandId::new(id).expect("an id");
             verify_cancel(&envelope, &id, &audience(), &policy.into()).err().map(|refusal| refusal.reason)
         };

@@ -1,6 +1,7 @@
 use super::*;
 use crate::gateway::store::{HelloFacts, NewCommand};
 use crate::model::{BootId, Digest, Incarnation, JournalId};
+use crate::wire::pb;
 
 const NOW: ServerTime = ServerTime(1_000_000);
 const BODY: &[u8] = b"a body";
@@ -27,7 +28,7 @@ impl Bench {
             kind: "node.exec".into(),
             lane: Lane::Work,
             retry_safe: false,
-            payload: BODY.to_vec(),
+            envelope: pb::Envelope { payload: BODY.into(), ..Default::default() },
             not_after: ServerTime(9_000_000),
             now: NOW,
         };

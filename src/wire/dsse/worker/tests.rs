@@ -123,7 +123,8 @@ fn an_intermediate_certificate_leads_to_the_root_only_when_it_is_a_ca() {
     for is_ca in [IsCa::Ca(BasicConstraints::Constrained(0)), IsCa::NoCa] {
         let holds = is_ca != IsCa::NoCa;
         let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams { is_ca, ..CertificateParams::default() };
+        let mut params = CertificateParams::default();
+        params.is_ca = is_ca;
         params.distinguished_name.push(rcgen::DnType::CommonName, "between");
         let between = params.signed_by(&key, &root.issuer).unwrap().der().to_vec();
         let middle = Root { issuer: Issuer::new(params, key), der: between.clone() };

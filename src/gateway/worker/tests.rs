@@ -1,0 +1,219 @@
+use rcgen::{CertificateParams, KeyPair};
+use rustls::sign::SigningKey;
+
+use super::*;
+use crate::wire::bundle::Trust;
+use crate::wire::dsse::{CommandRoots, PublicKey, verify_document};
+use crate::wire::enroll::SealingKey;
+
+const NOW: ServerTime = ServerTime(1_800_000_000_000);
+const HOUR: Duration = Duration::from_secs(3600);
+
+struct Lab {
+    worker: Worker,
+    options: Options,
+    _dir: tempfile::TempDir,
+}
+
+struct Pins {
+    key: PublicKey,
+    seal: SealingKey,
+    token: String,
+}
+
+/// A machine with a certificate.
+struct Node {
+    pair: KeyPair,
+    issued: Issued,
+    trust: Trust,
+}
+
+fn lab() -> Lab {
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options {
+        state: dir.path().to_owned(),
+        trust_domain: "lab.example".into(),
+        certificate_life: 24 * HOUR,
+        seed: Some(1),
+    };
+    let worker = Worker::open(&options, NOW).unwrap();
+    let lab = Lab { worker, options, _dir: dir };
+    lab.serve(&["gw1:443"]);
+    lab
+}
+
+fn request(pair: &KeyPair) -> Vec<u8> {
+    CertificateParams::default().serialize_request(pair).unwrap().der().to_vec()
+}
+
+fn same(pair: &KeyPair) -> KeyPair {
+    KeyPair::from_pem(&pair.serialize_pem()).unwrap()
+}
+
+fn signing(pair: &KeyPair) -> std::sync::Arc<dyn SigningKey> {
+    let der = rustls::pki_types::PrivateKeyDer::Pkcs8(pair.serialize_der().into());
+    rustls::crypto::ring::sign::any_ecdsa_type(&der).unwrap()
+}
+
+impl Lab {
+    fn serve(&self, endpoints: &[&str]) {
+        let endpoints = endpoints.iter().map(|text| (*text).to_owned()).collect();
+        let csr = Der::from(&*request(&KeyPair::generate().unwrap()));
+        let told = self.worker.answer(Ask::Serve { csr, hosts: Vec::new(), endpoints }, NOW);
+        assert!(matches!(told, Told::Serving { .. }), "{told:?}");
+    }
+
+    fn pins(&self) -> Pins {
+        let ask = Ask::Ticket { uses: 9, expires_at: NOW.plus(HOUR), site: "fra1".into() };
+        let Told::Ticket(line) = self.worker.answer(ask, NOW) else { panic!("no ticket") };
+        let json = data_encoding::BASE64URL_NOPAD.decode(line.strip_prefix("bcd1.").unwrap().as_bytes());
+        let ticket: serde_json::Value = serde_json::from_slice(&json.unwrap()).unwrap();
+        let field = |name: &str| ticket[name].as_str().unwrap().to_owned();
+        Pins {
+            key: field("join_signing_key").parse().unwrap(),
+            seal: SealingKey::try_from(field("join_encryption_key")).unwrap(),
+            token: field("token"),
+        }
+    }
+
+    fn join_as(&self, pins: &Pins, pair: &KeyPair, sealed_for: &[u8]) -> Told {
+        let request = pb::JoinRequest {
+            sealed_token: pins.seal.seal(&pins.token, sealed_for).unwrap().into(),
+            csr: request(pair).into(),
+            proto_max: 1,
+            ..Default::default()
+        };
+        self.worker.answer(Ask::Join(Der(request.encode_to_vec().into())), NOW)
+    }
+
+    fn node(&self) -> Node {
+        let (pins, pair) = (self.pins(), KeyPair::generate().unwrap());
+        let Told::Joined(response, noted) = self.join_as(&pins, &pair, &request(&pair)) else {
+            panic!("not joined")
+        };
+        let response = pb::JoinResponse::decode(&*response.0).unwrap();
+        let envelope = |envelope: Option<pb::Envelope>| read_envelope(envelope.unwrap()).unwrap();
+        let signed = envelope(response.signed_response);
+        let JoinAnswer(issued) = verify_document(&signed, &pins.key, None).unwrap().into_inner();
+        assert_eq!((&issued.node_id, issued.identity_generation), (&noted.node, noted.generation));
+        let trust = Trust::verify(envelope(response.trust_bundle), &pins.key, "lab.example").unwrap();
+        assert_eq!(trust.sha256, issued.trust_bundle_sha256);
+        Node { pair, issued, trust }
+    }
+
+    fn renew(&self, node: &Node, at: ServerTime, change: impl FnOnce(&mut RenewProof)) -> Told {
+        self.renew_signed_by(node, &node.pair, at, change)
+    }
+
+    fn renew_signed_by(
+        &self,
+        node: &Node,
+        signer: &KeyPair,
+        at: ServerTime,
+        change: impl FnOnce(&mut RenewProof),
+    ) -> Told {
+        let csr = request(&KeyPair::generate().unwrap());
+        let mut proof = RenewProof {
+            trust_domain: "lab.example".into(),
+            node_id: node.issued.node_id.clone(),
+            csr_sha256: Digest::of(&csr),
+            nonce: "00".repeat(16),
+            issued_at: at,
+        };
+        change(&mut proof);
+        let proof = sign(RenewProof::TYPE, json(&proof), &*signing(signer), Vec::new()).unwrap();
+        let request = pb::RenewRequest { csr: csr.into(), proof: Some(proof.into()) };
+        let leaf = node.issued.chain[0].clone();
+        self.worker.answer(Ask::Renew { request: Der(request.encode_to_vec().into()), leaf }, at)
+    }
+}
+
+fn reason(told: &Told) -> Option<Reason> {
+    match told {
+        Told::Refused { reason, .. } => Some(*reason),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_token_that_was_sealed_for_one_request_is_worth_nothing_beside_another() {
+    let lab = lab();
+    let (pins, victim, thief) = (lab.pins(), KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+    let stolen = lab.join_as(&pins, &thief, &request(&victim));
+    assert_eq!(reason(&stolen), Some(Reason::JoinInvalid), "{stolen:?}");
+    let victim_request = request(&victim);
+    // A CSR is signed anew each time; the token is sealed for one of them.
+    let sealed = pins.seal.seal(&pins.token, &victim_request).unwrap();
+    let own =
+        pb::JoinRequest { sealed_token: sealed.into(), csr: victim_request.into(), ..Default::default() };
+    let joined = lab.worker.answer(Ask::Join(Der(own.encode_to_vec().into())), NOW);
+    assert!(matches!(joined, Told::Joined(..)), "{joined:?}");
+}
+
+#[test]
+fn a_bundle_has_a_new_version_only_when_it_says_something_else() {
+    let lab = lab();
+    assert_eq!(lab.node().trust.bundle.version, 1);
+    assert_eq!(lab.node().trust.bundle.version, 1);
+    lab.serve(&["gw1:443", "gw2:443"]);
+    let trust = lab.node().trust;
+    assert_eq!((trust.bundle.version, trust.endpoints.len()), (2, 2));
+    let Lab { worker, options, _dir } = lab;
+    drop(worker);
+    let lab = Lab { worker: Worker::open(&options, NOW).unwrap(), options, _dir };
+    assert_eq!(lab.node().trust.bundle.version, 2, "after a restart too");
+}
+
+#[test]
+fn a_signed_command_holds_under_the_bundles_command_roots_hours_later_too() {
+    let lab = lab();
+    let roots: CommandRoots = lab.node().trust.command_roots;
+    for hours in [0, 1, 30] {
+        let now = NOW.plus(hours * HOUR);
+        let Told::Signed(envelope) = lab.worker.answer(Ask::Command("{}".into()), now) else {
+            panic!("not signed")
+        };
+        assert_eq!(roots.signer(&envelope, now).unwrap().name, "reference");
+        assert!(roots.signer(&envelope, now.plus(2 * HOUR)).is_err(), "the certificate is short-lived");
+    }
+}
+
+#[test]
+fn a_renewal_gives_a_new_certificate_of_the_same_node() {
+    let lab = lab();
+    let node = lab.node();
+    let told = lab.renew(&node, NOW.plus(HOUR), |_| {});
+    let Told::Renewed(response, noted) = told else { panic!("{told:?}") };
+    assert_eq!((noted.node, noted.generation), (node.issued.node_id, 1));
+    assert_eq!(noted.not_after, NOW.plus(25 * HOUR));
+    assert!(pb::RenewResponse::decode(&*response.0).unwrap().trust_bundle.is_some());
+}
+
+#[test]
+fn a_renewal_without_proof_of_the_old_key_is_refused() {
+    let lab = lab();
+    let (node, other) = (lab.node(), KeyPair::generate().unwrap());
+    assert_eq!(reason(&lab.renew_signed_by(&node, &other, NOW, |_| {})), Some(Reason::JoinInvalid));
+    let changes: [(&str, fn(&mut RenewProof)); 3] = [
+        ("another request", |proof| proof.csr_sha256 = Digest::of(b"another")),
+        ("another node", |proof| proof.node_id = NodeId::new("n-2").unwrap()),
+        ("another domain", |proof| proof.trust_domain = "evil.example".into()),
+    ];
+    for (what, change) in changes {
+        assert_eq!(reason(&lab.renew(&node, NOW, change)), Some(Reason::JoinInvalid), "{what}");
+    }
+    let old = lab.renew(&node, NOW, |proof| proof.issued_at = NOW.minus(Duration::from_secs(61)));
+    assert_eq!(reason(&old), Some(Reason::ProofTime));
+}
+
+#[test]
+fn a_certificate_that_ran_out_or_is_not_ours_is_not_renewed() {
+    let lab = lab();
+    let node = lab.node();
+    assert_eq!(reason(&lab.renew(&node, NOW.plus(24 * HOUR), |_| {})), Some(Reason::CertificateExpired));
+    let foreign = self::lab().node();
+    assert_eq!(reason(&lab.renew(&foreign, NOW, |_| {})), Some(Reason::WrongIdentity));
+    let mut own_key = lab.node();
+    own_key.pair = same(&node.pair);
+    assert_eq!(reason(&lab.renew(&own_key, NOW, |_| {})), Some(Reason::JoinInvalid));
+}
