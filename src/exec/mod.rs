@@ -25,6 +25,7 @@ pub mod leftovers;
 mod mark;
 mod probe;
 mod process;
+pub mod programs;
 mod reboot;
 mod steps;
 pub mod supervise;
@@ -42,6 +43,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 pub use lanes::Lanes;
 pub use leftovers::Leftovers;
 pub use probe::ProbeFacts;
+pub use programs::{Programs, Supervisors};
 
 use self::arrivals::{Arrival, Arrivals};
 use self::cancel::{Cancellable, Cancels};
@@ -90,8 +92,8 @@ pub struct Parts {
     pub state: PathBuf,
     /// Restarts the machine.
     pub reboot: Arc<dyn Reboot>,
-    /// The program `bcd`, started again as each program's supervisor.
-    pub program: PathBuf,
+    /// Who runs programs.
+    pub programs: Arc<dyn Programs>,
     /// Programs of earlier daemons that still run.
     pub reattached: Vec<Durable<Reattached>>,
 }

@@ -111,7 +111,9 @@ impl Bench {
         let faults = Faults::default();
         let locked = Locked::open(options(&dir, incarnation, boot), journal_id()).expect("a journal");
         let boot_id = BootId::new(boot).expect("an id");
-        let leftovers = Leftovers::settle(&locked, dir.path(), &boot_id).expect("records");
+        let programs: Arc<dyn Programs> = Arc::new(Supervisors::new(program()));
+        let leftovers =
+            Leftovers::settle(Arc::clone(&programs), &locked, dir.path(), &boot_id).expect("records");
         let (journal, recovered) = locked
             .with_faults(faults.clone())
             .recover_with(None, &mut |begun| leftovers.left(begun))
@@ -143,7 +145,7 @@ impl Bench {
             },
             state: dir.path().to_owned(),
             reboot: reboots.clone(),
-            program: program(),
+            programs,
             reattached: recovered.reattached,
         };
         let run = tokio::spawn(Executor::new(parts).run(received, stopped));

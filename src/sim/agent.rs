@@ -13,6 +13,7 @@ use tokio::time::sleep;
 
 use super::cable::{Cable, Cabled, Weather};
 use super::seed;
+use crate::blocking;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::host::fake_machine::FakeMachine;
@@ -135,12 +136,12 @@ impl Agent {
         };
         for _ in 0..HELD_TRIES {
             let once = options.clone();
-            match tokio::task::spawn_blocking(move || Node::build(once)).await? {
+            match blocking::run(move || Node::build(once)).await? {
                 Err(BuildError::Journal(OpenError::Held { .. })) => sleep(HELD_PAUSE).await,
                 built => return Ok(built?),
             }
         }
-        let last = tokio::task::spawn_blocking(move || Node::build(options)).await?;
+        let last = blocking::run(move || Node::build(options)).await?;
         Ok(last?)
     }
 }

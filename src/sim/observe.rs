@@ -10,6 +10,7 @@ use super::SimError;
 use super::gateway_process::GatewayProcess;
 use super::history::{Evidence, Handed, read_witness};
 use super::invariants::is_terminal;
+use crate::blocking;
 use crate::gateway::control::{Request, Response, Stats};
 use crate::model::CommandId;
 
@@ -99,7 +100,7 @@ pub async fn collect(
         sleep(POLL).await;
     }
     let path = witness.to_owned();
-    let read = tokio::task::spawn_blocking(move || read_witness(&path)).await;
+    let read = blocking::run(move || read_witness(&path)).await;
     let runs = read.unwrap_or_else(|error| Err(std::io::Error::other(error)));
     evidence.witness = runs.map_err(|source| SimError::Witness { path: witness.to_owned(), source })?;
     Ok(evidence)

@@ -11,6 +11,8 @@
 mod end;
 mod follow;
 pub(super) mod group;
+#[cfg(feature = "fakehw")]
+pub mod imitation;
 pub(super) mod job;
 mod output;
 mod spawn;
@@ -156,7 +158,8 @@ fn run(job: &Job, plan: &Plan, signals: &Signals) -> End {
     end::ended(cause, status, (terms.limit.as_secs(), terms.grace.as_secs()), streams)
 }
 
-fn time_limit(args: &ExecArgs) -> Duration {
+/// What a program may take at most.
+pub(super) fn time_limit(args: &ExecArgs) -> Duration {
     args.time_limit_s.map_or(Kind::NodeExec.properties().default_run_time, Duration::from_secs)
 }
 
