@@ -1,6 +1,7 @@
 //! One agent: its files, its chance, its join and its start, through the code of `bcd join` and `bcd node`.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,13 +13,14 @@ use tokio::task::JoinError as TaskError;
 use tokio::time::sleep;
 
 use super::seed;
+use super::surroundings::Surroundings;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::host::fake_machine::FakeMachine;
 use crate::identity::join::{self, JoinError, JournalOptions};
 use crate::identity::{Ticket, TicketError};
 use crate::journal::{Limits, OpenError};
-use crate::model::{Incarnation, NodeId};
+use crate::model::{Exit, Incarnation, NodeId};
 use crate::node::{BuildError, Node, Options};
 use crate::wire::dsse::Policy;
 use crate::wire::tls::BUILD_TIME;
@@ -27,10 +29,18 @@ use crate::wire::tls::BUILD_TIME;
 const WAL_BYTES: u64 = 256 << 10;
 /// Longest trial of a join: the gateway admits 200 a second.
 const JOIN: Duration = Duration::from_secs(60);
-/// A killed agent's last write may still be under way when it starts again: its journal is then still held, as
-/// it would be by a process that the kernel has not buried yet.
-const HELD_TRIES: u32 = 100;
-const HELD_PAUSE: Duration = Duration::from_millis(50);
+/// What passes is tried again, as systemd does with a daemon that could not start.
+const TRIES: u32 = 600;
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A killed agent's last write may still be under way when it starts again: its journal is then still held, as it
+/// would be by a process that the kernel has not buried yet. And a disk may be full.
+fn is_passing(error: &BuildError) -> bool {
+    matches!(error, BuildError::Journal(OpenError::Held { .. })) || error.exit() == Exit::CannotWrite
+}
+
+/// The journal's database and its log.
+const JOURNAL: [&str; 2] = ["journal.db", "journal.db-wal"];
 
 /// An agent that is not running.
 #[derive(Debug, Clone)]
@@ -39,6 +49,8 @@ pub struct Agent {
     pub index: usize,
     /// Whose boot it runs in.
     pub machine: FakeMachine,
+    /// What its lives have in common.
+    pub surroundings: Surroundings,
     state: PathBuf,
     seed: u64,
 }
@@ -65,9 +77,10 @@ pub enum AgentError {
 
 impl Agent {
     /// The agent of this number below `nodes`.
-    pub fn new(nodes: &Path, seed: u64, index: usize) -> Self {
+    pub fn new(nodes: &Path, seed: u64, index: usize, clock: Arc<dyn Clock>) -> Self {
         let machine = FakeMachine::new(nodes.join(format!("{index}.boots")));
-        Self { index, machine, state: nodes.join(index.to_string()), seed }
+        let state = nodes.join(index.to_string());
+        Self { index, machine, surroundings: Surroundings::new(state.clone(), clock), state, seed }
     }
 
     /// The chance of its life, or of its join.
@@ -98,12 +111,7 @@ impl Agent {
     ///
     /// # Errors
     /// See [`AgentError`].
-    pub async fn build(
-        &self,
-        rng: &mut StdRng,
-        clock: &Arc<dyn Clock>,
-        stop: watch::Sender<bool>,
-    ) -> Result<Node, AgentError> {
+    pub async fn build(&self, rng: &mut StdRng, stop: watch::Sender<bool>) -> Result<Node, AgentError> {
         let boot_id = self.machine.boot_id().map_err(AgentError::BootId)?;
         let mut config = Config::defaults();
         config.state = self.state.clone();
@@ -114,20 +122,37 @@ impl Agent {
             limits: Limits::NONE,
             ..Options::new(
                 &config,
-                Arc::clone(clock),
+                self.surroundings.clock(),
                 StdRng::from_rng(rng),
                 boot_id,
                 Arc::new(self.machine.port(stop)),
             )
         };
-        for _ in 0..HELD_TRIES {
+        for _ in 0..TRIES {
             let once = options.clone();
             match tokio::task::spawn_blocking(move || Node::build(once)).await? {
-                Err(BuildError::Journal(OpenError::Held { .. })) => sleep(HELD_PAUSE).await,
+                Err(error) if is_passing(&error) => sleep(PAUSE).await,
                 built => return Ok(built?),
             }
         }
         let last = tokio::task::spawn_blocking(move || Node::build(options)).await?;
         Ok(last?)
+    }
+    /// Takes its journal away while it is down. Programs and their records stay.
+    ///
+    /// # Errors
+    /// A file cannot be removed.
+    pub async fn lose_journal(&self) -> io::Result<()> {
+        let state = self.state.clone();
+        let removed = tokio::task::spawn_blocking(move || {
+            for file in JOURNAL {
+                match std::fs::remove_file(state.join(file)) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
+            }
+            Ok(())
+        });
+        removed.await.map_err(io::Error::other)?
     }
 }
