@@ -6,22 +6,25 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rand::SeedableRng as _;
 use rand::rngs::StdRng;
+use rand::{RngCore as _, SeedableRng as _};
 use tokio::sync::watch;
 use tokio::task::JoinError as TaskError;
 use tokio::time::sleep;
 
+use super::cable::{Cable, Cabled, Weather};
 use super::seed;
 use super::surroundings::Surroundings;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::host::fake_machine::FakeMachine;
+use crate::host::tcp::Tcp;
 use crate::identity::join::{self, JoinError, JournalOptions};
 use crate::identity::{Ticket, TicketError};
 use crate::journal::{Limits, OpenError};
 use crate::model::{Exit, Incarnation, NodeId};
 use crate::node::{BuildError, Node, Options};
+use crate::ports::Connect;
 use crate::wire::dsse::Policy;
 use crate::wire::tls::BUILD_TIME;
 
@@ -80,7 +83,13 @@ impl Agent {
     pub fn new(nodes: &Path, seed: u64, index: usize, clock: Arc<dyn Clock>) -> Self {
         let machine = FakeMachine::new(nodes.join(format!("{index}.boots")));
         let state = nodes.join(index.to_string());
-        Self { index, machine, surroundings: Surroundings::new(state.clone(), clock), state, seed }
+        let number = u64::try_from(index).unwrap_or(u64::MAX);
+        let cable = Cable::new(seed::stream(seed, "cable", number).next_u64(), Weather::default());
+        Self { index, machine, surroundings: Surroundings::new(state.clone(), clock, cable), state, seed }
+    }
+
+    fn connect(&self) -> Arc<dyn Connect> {
+        Arc::new(Cabled { connect: Arc::new(Tcp), cable: self.surroundings.cable() })
     }
 
     /// The chance of its life, or of its join.
@@ -102,6 +111,7 @@ impl Agent {
             patience: Some(JOIN),
             journal: JournalOptions { incarnation, boot_id, wal_bytes: WAL_BYTES },
             facts: BTreeMap::new(),
+            connect: self.connect(),
             rng,
         };
         Ok(join::join(options, |_| ()).await?.node_id)
@@ -120,6 +130,7 @@ impl Agent {
             run_dir: None,
             wal_bytes: WAL_BYTES,
             limits: Limits::NONE,
+            connect: self.connect(),
             ..Options::new(
                 &config,
                 self.surroundings.clock(),

@@ -18,6 +18,7 @@ use tracing::Instrument as _;
 use super::agent::{Agent, AgentError};
 use super::faults::{Blow, Tally};
 use super::history::{Moment, Struck};
+use super::surroundings::Felt;
 use crate::clock::Clock;
 use crate::failpoint::Step;
 use crate::failpoint::agent::Killed;
@@ -93,16 +94,19 @@ impl Fleet {
     pub async fn strike(&self, number: usize, blow: Blow, lasts: Duration) {
         let Some(agent) = self.agents.get(number) else { return };
         let at_ms = self.clock.wall_ms();
-        if agent.surroundings.disturb(blow, lasts).await {
-            // A death at a step counts when it happens.
-            if !matches!(blow, Blow::KillAt(_)) {
+        match agent.surroundings.disturb(blow, lasts).await {
+            Felt::NotNow => {}
+            Felt::Now => {
                 self.tally.add(blow.name());
                 note(&self.diary, Moment { at_ms, what: Struck::Agent(number, blow) });
             }
-        } else if let Some(blows) = self.blows.get(number) {
-            // A full channel is an agent that is down all the time, a closed one an agent that ended by itself, which
-            // its diary tells.
-            let _ = blows.try_send((blow, lasts));
+            Felt::Elsewhere => {
+                if let Some(blows) = self.blows.get(number) {
+                    // A full channel is an agent that is down all the time, a closed one an agent that ended by
+                    // itself, which its diary tells.
+                    let _ = blows.try_send((blow, lasts));
+                }
+            }
         }
     }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use nix::libc::ENOSPC;
 use tokio::time::sleep;
 
+use super::cable::{Cable, Weather};
 use super::faults::Blow;
 use crate::clock::Clock;
 use crate::failpoint::agent::Armed;
@@ -36,14 +37,26 @@ impl Clock for SetClock {
 pub struct Surroundings {
     clock: Arc<SetClock>,
     state: PathBuf,
+    cable: Cable,
     armed: Armed,
+}
+
+/// What came of a blow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Felt {
+    /// It is none of the surroundings.
+    Elsewhere,
+    /// There was nothing to break, or it breaks later.
+    NotNow,
+    /// It was carried out.
+    Now,
 }
 
 impl Surroundings {
     /// Sound ones, on this machine's clock, for the agent of a state directory.
-    pub fn new(state: PathBuf, clock: Arc<dyn Clock>) -> Self {
+    pub fn new(state: PathBuf, clock: Arc<dyn Clock>, cable: Cable) -> Self {
         let clock = Arc::new(SetClock { inner: clock, set_by_ms: AtomicI64::new(0) });
-        Self { clock, state, armed: Armed::default() }
+        Self { clock, state, cable, armed: Armed::default() }
     }
 
     /// What the agent takes for its machine's clocks.
@@ -56,19 +69,38 @@ impl Surroundings {
         self.armed.clone()
     }
 
-    /// Breaks them for a while. False: the blow is not one of the surroundings.
-    pub async fn disturb(&self, blow: Blow, lasts: Duration) -> bool {
+    /// What its links go through.
+    pub fn cable(&self) -> Cable {
+        self.cable.clone()
+    }
+
+    /// Breaks them for a while.
+    pub async fn disturb(&self, blow: Blow, lasts: Duration) -> Felt {
         match blow {
-            Blow::KillAt(step) => self.armed.at(step),
-            Blow::ClockJump(by_ms) => {
-                self.clock.set_by_ms.store(by_ms, Ordering::Relaxed);
+            Blow::Kill | Blow::Reboot | Blow::RebootCommand | Blow::JournalLoss | Blow::Clone => {
+                return Felt::Elsewhere;
             }
+            Blow::KillAt(step) => {
+                self.armed.at(step);
+                return Felt::NotNow;
+            }
+            Blow::Cut if self.cable.cut() == 0 => return Felt::NotNow,
+            // It ends when one of the sides gives the link up.
+            Blow::HalfOpen if self.cable.half_open() == 0 => return Felt::NotNow,
+            Blow::Cut | Blow::HalfOpen => {}
+            Blow::ClockJump(by_ms) => self.clock.set_by_ms.store(by_ms, Ordering::Relaxed),
             Blow::DiskFull => {
                 let _full = write_fault::arm(&self.state, Point::JournalWrite, ENOSPC);
                 sleep(lasts).await;
             }
-            _ => return false,
+            Blow::Latency(latency) => {
+                let jitter = latency / 2;
+                self.cable.weather(Weather { latency, jitter, ..Weather::default() });
+                sleep(lasts).await;
+                self.cable.weather(Weather::default());
+            }
+            Blow::Loss => self.cable.stall(lasts),
         }
-        true
+        Felt::Now
     }
 }
