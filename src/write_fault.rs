@@ -38,6 +38,8 @@ pub enum Point {
     OutcomeRename,
     /// Its directory is synced.
     OutcomeDirSync,
+    /// A commit of the journal: there is no room for it, whatever the errno.
+    JournalWrite,
     /// A commit of the journal: the sync fails whatever the errno.
     JournalSync,
 }
@@ -76,6 +78,7 @@ impl Point {
             Self::OutcomeSync => "outcome.sync",
             Self::OutcomeRename => "outcome.rename",
             Self::OutcomeDirSync => "outcome.dir-sync",
+            Self::JournalWrite => "journal.write",
             Self::JournalSync => "journal.sync",
         }
     }

@@ -49,6 +49,7 @@ use self::arrivals::{Arrival, Arrivals};
 use self::cancel::{Cancellable, Cancels};
 use self::lanes::{Credit, InFlight};
 use crate::admission::Context;
+use crate::failpoint;
 use crate::journal::{Admission, Durable, Journal, Reattached};
 use crate::model::{Answer, AnswerState, CommandId, Digest, EventType, Kind, Lane, NewEvent, Reason, Role};
 use crate::ports::Reboot;
@@ -145,7 +146,7 @@ impl Executor {
         expire.set_missed_tick_behavior(MissedTickBehavior::Delay);
         for attached in self.attached {
             let shared = Arc::clone(&self.shared);
-            tasks.spawn(async move { steps::from_attached(&shared, attached).await });
+            tasks.spawn(failpoint::carried(async move { steps::from_attached(&shared, attached).await }));
         }
         loop {
             tokio::select! {
@@ -155,13 +156,14 @@ impl Executor {
                 }
                 Some(task) = tasks.join_next() => report(task),
                 _ = expire.tick(), if !stopping => {
-                    tasks.spawn(Arc::clone(&self.shared).expire_left());
+                    tasks.spawn(failpoint::carried(Arc::clone(&self.shared).expire_left()));
                 }
                 next = next(&turns, &mut deliveries) => match next {
                     Some((turn, delivery)) => {
                         // Before the task runs: what came first is then known to whoever comes next.
                         let arrival = self.shared.arrive(&delivery);
-                        tasks.spawn(Arc::clone(&self.shared).deliver(delivery, turn, arrival));
+                        let task = Arc::clone(&self.shared).deliver(delivery, turn, arrival);
+                        tasks.spawn(failpoint::carried(task));
                     }
                     None => break,
                 },
@@ -199,7 +201,12 @@ fn report(task: Result<(), JoinError>) {
     if let Err(error) = task
         && error.is_panic()
     {
-        tracing::error!(%error, "handling a delivery panicked; the journal settles the command at the next start");
+        let text = error.to_string();
+        failpoint::pass_on(error.into_panic());
+        tracing::error!(
+            error = text,
+            "handling a delivery panicked; the journal settles the command at the next start"
+        );
     }
 }
 

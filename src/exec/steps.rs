@@ -255,12 +255,16 @@ async fn effect(
         Ok(ended) => {
             ended.into_outcome(running.attempt, running.started, shared.parts.working.now(), duration)
         }
-        Err(_) => Outcome {
-            message: "the daemon failed while it carried the command out; its outcome is not known".into(),
-            finished: shared.parts.working.now(),
-            duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
-            ..Outcome::interrupted(running.attempt, running.started)
-        },
+        Err(panic) => {
+            failpoint::pass_on(panic);
+            Outcome {
+                message: "the daemon failed while it carried the command out; its outcome is not known"
+                    .into(),
+                finished: shared.parts.working.now(),
+                duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
+                ..Outcome::interrupted(running.attempt, running.started)
+            }
+        }
     }
 }
 

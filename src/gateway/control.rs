@@ -94,6 +94,11 @@ pub enum Request {
     Undrain,
     /// Counts.
     Stats,
+    /// An outage of the store, for the simulator: its write lock is held, so that no gateway can write.
+    StopStore {
+        /// For so long, ms; at most a minute.
+        ms: u64,
+    },
 }
 
 /// What is answered.

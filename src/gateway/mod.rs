@@ -115,7 +115,7 @@ impl Options {
             trust_domain: "lab.example".into(),
             endpoints: Vec::new(),
             heartbeat_interval: Duration::from_secs(10),
-            lane_credits: BTreeMap::from([(Lane::Control, 8), (Lane::Work, 16), (Lane::Bulk, 2)]),
+            lane_credits: lane_credits(),
             certificate_life: Duration::from_secs(24 * 3600),
             limits: Limits::default(),
             protocol: Range::OWN,
@@ -124,6 +124,11 @@ impl Options {
             seed: None,
         }
     }
+}
+
+/// Credits of a node, where none are asked for.
+pub fn lane_credits() -> BTreeMap<Lane, u32> {
+    BTreeMap::from([(Lane::Control, 8), (Lane::Work, 16), (Lane::Bulk, 2)])
 }
 
 /// Options with what only a running gateway knows.

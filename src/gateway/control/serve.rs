@@ -31,6 +31,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A wait is cut here; the caller asks again.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
 
+/// An outage that was asked for is cut here.
+const LONGEST_STOP: Duration = Duration::from_secs(60);
+
 /// Serves the socket for ever.
 pub(in crate::gateway) async fn serve(hub: Arc<Hub>, listener: UnixListener) {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
@@ -118,6 +121,10 @@ async fn carry_out(hub: &Hub, request: Request) -> Result<Response, StoreError> 
             Response::Done
         }
         Request::Stats => stats(hub).await?,
+        Request::StopStore { ms } => {
+            store.stop(Duration::from_millis(ms).min(LONGEST_STOP)).await?;
+            Response::Done
+        }
     })
 }
 

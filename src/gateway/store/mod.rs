@@ -151,6 +151,18 @@ impl Store {
         answer.await.map_err(|_| StoreError::Closed)?
     }
 
+    /// Holds the store's write lock for a while, as a process would that hangs in its transaction.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn stop(&self, time: std::time::Duration) -> Result<(), StoreError> {
+        self.run(move |_| {
+            std::thread::sleep(time);
+            Ok(())
+        })
+        .await
+    }
+
     /// Resolves when the writer has ended by itself: a commit failed.
     pub async fn failed(&self) {
         match &self.0 {
