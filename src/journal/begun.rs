@@ -287,7 +287,7 @@ pub(super) fn read_file(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> 
 /// Removes the records of a command up to this attempt, if there are any, and what its supervisor wrote.
 pub(super) fn remove(state: &Path, id: &CommandId, attempt: u32) -> io::Result<()> {
     for dir in [super::ended::dir(state), dir(state)] {
-        for name in names_of(id, attempt).into_iter().flat_map(|name| [format!(".{name}.tmp"), name]) {
+        for name in names_of(id, attempt) {
             match std::fs::remove_file(dir.join(name)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}

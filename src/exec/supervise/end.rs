@@ -72,6 +72,12 @@ impl Streams {
     }
 }
 
+/// Bytes of an output at most, where so many are kept of each stream: base64 of a head and a tail, twice, and the keys,
+/// numbers and digests beside them.
+pub(super) const fn most_output(limit: usize) -> usize {
+    2 * 4 * (limit / 3 + 2) + 1024
+}
+
 /// Nothing was done.
 pub(super) fn not_started(message: String, streams: Streams) -> Ended {
     Ended { effect: Effect::None, ..failed(Reason::CouldNotStart, message, None, streams) }

@@ -497,3 +497,21 @@ fn the_output_is_the_described_one() {
         assert!(streams.contains(&format!("`{name}`")), "{name}");
     }
 }
+
+#[test]
+fn no_output_is_longer_than_the_room_that_is_set_aside_for_it() {
+    for limit in [0, 1, 2, 3, 100, STREAM_BYTES] {
+        let mut streams = Streams::new(limit);
+        for stream in [&mut streams.out, &mut streams.err] {
+            stream.take(&vec![0xff; 2 * limit + 7]);
+        }
+        let status = end::Status { code: Some(i32::MIN), signal: Some(i32::MIN) };
+        let ended = end::ended(Cause::Itself, Some(status), (1, 1), streams);
+        let most = end::most_output(limit);
+        assert!(
+            (most - 1024..=most).contains(&ended.output.len()),
+            "{limit}: {} of {most}",
+            ended.output.len()
+        );
+    }
+}
