@@ -13,7 +13,7 @@ use super::kinds::Ended;
 use super::mark::{self, Marked};
 use crate::failpoint;
 use crate::journal::{State, Unfinished, begun};
-use crate::model::{BarrierId, CommandId, Effect, JournalId, Kind, Reason, Terminal};
+use crate::model::{BarrierId, CommandId, Effect, JournalId, Kind, NodeId, Reason, Terminal};
 
 /// Entries of one list that are named; the rest is counted. Two lists of entries of at most 300 bytes stay below the
 /// limit of a result.
@@ -146,13 +146,14 @@ fn line(command: Unfinished) -> Line {
 /// Processes of commands of this node, whoever started them and however they got away from their parents.
 async fn processes(shared: &Shared) -> Result<Vec<Process>, String> {
     let (state, journal) = (shared.parts.state.clone(), shared.parts.journal.id());
-    let looked = tokio::task::spawn_blocking(move || look(&state, journal)).await;
+    let node = shared.parts.audience.node_id.clone();
+    let looked = tokio::task::spawn_blocking(move || look(&state, &node, journal)).await;
     looked.map_err(|error| format!("the look at the processes broke off: {error}"))?
 }
 
-fn look(state: &Path, journal: JournalId) -> Result<Vec<Process>, String> {
+fn look(state: &Path, node: &NodeId, journal: JournalId) -> Result<Vec<Process>, String> {
     let mut journals: BTreeSet<JournalId> =
-        begun::journals(state).map_err(|error| format!("the begun records cannot be read: {error}"))?;
+        begun::journals(state, node).map_err(|error| format!("the begun records cannot be read: {error}"))?;
     journals.insert(journal);
     let found = mark::find(&journals).map_err(|error| format!("/proc cannot be read: {error}"))?;
     let process = |Marked { pid, command, attempt }| Process { pid, command_id: command, attempt };

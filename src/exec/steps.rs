@@ -17,7 +17,7 @@ use super::supervise::job::Job;
 use super::supervised::{self, StartError, Supervised};
 use super::{Attached, Shared, kinds, reboot};
 use crate::failpoint;
-use crate::journal::begun::Record;
+use crate::journal::begun::{Record, Starter};
 use crate::journal::{Accepted, Begun, BegunError, Durable, Running, WriteError};
 use crate::model::{AnswerState, Args, CommandId, Effect, Outcome, Reason, Terminal};
 use crate::session::outbox::Outgoing;
@@ -180,7 +180,7 @@ async fn carrier(
         let job = Job {
             state: shared.parts.state.clone(),
             boot_id: shared.parts.facts.boot_id.clone(),
-            begun: Record::of(&shared.parts.journal.id(), &running),
+            begun: Record::of(&starter(shared), &running),
             args: args.as_ref().clone(),
         };
         let started = supervised::start(&shared.parts.program, job).await;
@@ -203,15 +203,22 @@ async fn carrier(
     (running, made)
 }
 
+fn starter(shared: &Shared) -> Starter {
+    Starter {
+        node_id: shared.parts.audience.node_id.clone(),
+        journal_id: shared.parts.journal.id(),
+        boot_id: shared.parts.facts.boot_id.clone(),
+    }
+}
+
 /// On a thread that may wait for the disk; the command travels there and back.
 async fn create_begun(
     shared: &Shared,
     running: Durable<Running>,
 ) -> (Durable<Running>, Result<Begun, BegunError>) {
-    let (state, journal) = (shared.parts.state.clone(), shared.parts.journal.id());
-    let boot = shared.parts.facts.boot_id.clone();
+    let (state, starter) = (shared.parts.state.clone(), starter(shared));
     let created = tokio::task::spawn_blocking(move || {
-        let made = Begun::create(&state, &journal, &boot, &running);
+        let made = Begun::create(&state, &starter, &running);
         (running, made)
     });
     match created.await {

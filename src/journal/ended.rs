@@ -257,6 +257,7 @@ mod tests {
 
     fn begun() -> Record {
         Record {
+            node_id: None,
             id: CommandId::new("c-1").expect("an id"),
             body_sha256: Digest::of(b"body"),
             kind: "node.exec".into(),

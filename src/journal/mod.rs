@@ -109,6 +109,8 @@ pub struct Recovered {
     pub waiting: Vec<CommandId>,
     /// Commands that go on under this incarnation: somebody must wait for their ends.
     pub reattached: Vec<Durable<Reattached>>,
+    /// Begun records of another node, which are left alone.
+    pub foreign: usize,
     /// Results not yet acked.
     pub unacked: u64,
 }

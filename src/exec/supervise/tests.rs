@@ -33,6 +33,7 @@ fn job(args: Value) -> (TempDir, Job) {
         std::fs::create_dir(state.path().join(dir)).expect("a directory");
     }
     let begun = Record {
+        node_id: None,
         id: id("c-1"),
         body_sha256: Digest::of(b"body"),
         kind: "node.exec".into(),

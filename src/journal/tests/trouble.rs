@@ -113,7 +113,7 @@ async fn an_outcome_record_that_cannot_be_written_may_be_tried_again_and_is_whol
     use crate::write_fault::{Point, arm};
     let machine = Machine::new();
     let journal = machine.start();
-    let begun = Record::of(&journal.id(), &running(&journal, "c-1", ONCE).await);
+    let begun = Record::of(&machine.starter(&journal), &running(&journal, "c-1", ONCE).await);
     for point in Point::OUTCOME {
         for errno in [5, 24, 28, 30, 122] {
             let ended = Ended { begun: begun.clone(), outcome: success() };
