@@ -342,6 +342,29 @@ async fn cancel_accepted(shared: &Shared, mut accepted: Durable<Accepted>) {
     }
 }
 
+/// Cancels a command that is not in flight here: what a dead daemon left is ended, what has ended is told again, and an
+/// unknown one is waited for.
+pub(super) async fn cancel_left(shared: &Shared, id: &CommandId) {
+    let _between_steps = shared.steps.read().await;
+    let mut waits = Waits::new();
+    loop {
+        match shared.parts.journal.cancel_left(id.clone(), shared.parts.working.now()).await {
+            Ok(Some(done)) => {
+                tracing::info!(%id, state = ?done.outcome.state, "a cancellation found it ended, or left by an older daemon");
+                shared.cancels.forget(id);
+                return shared.say(Outgoing::Result(done));
+            }
+            Ok(None) => return tracing::info!(%id, "a cancellation waits for its command"),
+            Err(error) => {
+                if !retries(id, "a cancellation", &error) {
+                    return;
+                }
+                waits.next().await;
+            }
+        }
+    }
+}
+
 fn id(running: &Running) -> &CommandId {
     &running.command.command().header.id
 }
