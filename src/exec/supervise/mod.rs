@@ -156,10 +156,8 @@ fn run(job: &Job, plan: &Plan, signals: &Signals) -> End {
     let terms = Terms { limit: time_limit(args), grace: grace(args), stdin, groups: plan.groups.clone() };
     let (cause, status) = follow(program, &terms, signals, &mut streams);
     let oom_kills = plan.oom_kills();
-    if let (Cause::Itself, Some(bytes), 1.., false) =
-        (cause, args.memory_bytes, oom_kills, end::is_success(status))
-    {
-        return end::out_of_memory(bytes, oom_kills, status, streams);
+    if let (Cause::Itself, 1.., false) = (cause, oom_kills, end::is_success(status)) {
+        return end::out_of_memory(args.memory_bytes, oom_kills, status, streams);
     }
     end::ended(cause, status, (terms.limit.as_secs(), terms.grace.as_secs()), streams)
 }
