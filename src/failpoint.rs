@@ -41,7 +41,7 @@ steps! {
     PROGRAM_STARTED = "supervisor.program-started";
     /// The program, and all that it started, is gone; nothing is written.
     PROGRAM_ENDED = "supervisor.program-ended";
-    /// The outcome is written, not yet renamed into place.
+    /// The outcome is written, not yet sealed.
     OUTCOME_WRITTEN = "supervisor.outcome-written";
     /// The outcome is durable; the supervisor still lives.
     OUTCOME = "supervisor.outcome";

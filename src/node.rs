@@ -396,6 +396,7 @@ fn log_start(identity: &Identity, recovered: &Recovered, ended: usize) {
         certificate_until = %not_after,
         waiting = recovered.waiting.len(),
         unacked = recovered.unacked,
+        foreign = recovered.foreign,
         "the node has recovered"
     );
     for command in &recovered.reattached {

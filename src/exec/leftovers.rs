@@ -55,7 +55,10 @@ impl Leftovers {
         match Ended::read(&self.state, begun) {
             Ok(Some(outcome)) => Left::Ended(Box::new(outcome)),
             Ok(None) if lives => Left::Alive,
-            Ok(None) => Left::Nothing,
+            Ok(None) => {
+                Ended::give_back(&self.state, begun);
+                Left::Nothing
+            }
             Err(error) => {
                 tracing::error!(id = %begun.id, %error, "an outcome record cannot be read now; it is tried again");
                 Left::Alive

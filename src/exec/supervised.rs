@@ -236,6 +236,7 @@ pub(super) fn read(state: &Path, begun: &Record) -> io::Result<Outcome> {
         return Ok(outcome);
     }
     leftovers::end_one(begun);
+    Ended::give_back(state, begun);
     Ok(Outcome {
         message: "the program's supervisor ended without telling its outcome; what the program had started was ended"
             .into(),

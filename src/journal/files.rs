@@ -1,9 +1,11 @@
 //! What the journal does by hand to its files: modes from creation, no link followed, nothing deleted.
 
-use std::fs::DirBuilder;
-use std::io;
+use std::fs::{DirBuilder, File};
+use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::FallocateFlags;
 
 use super::begun::sync_dir;
 use super::disk::Disk;
@@ -162,4 +164,23 @@ fn kept_aside(state: &Path) -> io::Result<Vec<(i64, PathBuf)>> {
 pub(super) fn grow_wal(disk: &dyn Disk, db: &Path, bytes: u64) -> Result<(), OpenError> {
     let wal = wal_of(db);
     disk.grow(&wal, bytes).map_err(io_error("grow", &wal))
+}
+
+/// Has the file system set `bytes` aside for a file from its beginning: a file with a hole would only look like it.
+pub(super) fn allocate(file: &File, bytes: u64) -> io::Result<()> {
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
+        Err(rustix::io::Errno::OPNOTSUPP) => fill(file, bytes),
+        allocated => Ok(allocated?),
+    }
+}
+
+fn fill(mut file: &File, bytes: u64) -> io::Result<()> {
+    let zeros = [0_u8; 64 << 10];
+    let mut left = bytes;
+    while left > 0 {
+        let piece = usize::try_from(left).unwrap_or(zeros.len()).min(zeros.len());
+        file.write_all(&zeros[..piece])?;
+        left -= piece as u64;
+    }
+    Ok(())
 }

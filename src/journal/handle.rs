@@ -208,6 +208,20 @@ impl Journal {
         Ok(ended.into_iter().map(Durable::after_sync).collect())
     }
 
+    /// Ends a command that an older incarnation left and no delivery took up, CANCELLED; for the outbox. Of one that has
+    /// ended its result, of one that is in flight or not known nothing.
+    ///
+    /// # Errors
+    /// Nothing was written.
+    pub async fn cancel_left(
+        &self,
+        id: CommandId,
+        now: Option<ServerTime>,
+    ) -> Result<Option<Durable<Done>>, WriteError> {
+        let done = self.submit(move |core| ops::cancel_left(core, &id, now)).await?;
+        Ok(done.map(Durable::after_sync))
+    }
+
     /// Results were acked: tombstones ride on the next commit, within a second.
     pub fn acked(&self, ids: Vec<CommandId>) {
         self.lazily(|lazy| lazy.acked(ids), true);

@@ -267,18 +267,27 @@ fn a_supervisor_that_dies_before_its_record_has_started_nothing_and_another_is_t
 
 /// A program that has started and ends once a file is there.
 fn waiting_program(lab: &Lab) -> (bcd::model::CommandId, std::path::PathBuf) {
-    let (up, go) = (lab.path("up"), lab.path("go"));
+    waiting_program_named(lab, "one", "up")
+}
+
+/// The same under a name, telling its pid in a file of the lab.
+fn waiting_program_named(lab: &Lab, name: &str, up: &str) -> (bcd::model::CommandId, std::path::PathBuf) {
+    let (up, go) = (lab.path(up), lab.path("go"));
     let rest = format!(
         "; echo $$ > {}; while ! [ -e {} ]; do sleep 0.02; done; echo true result",
         up.display(),
         go.display()
     );
-    (lab.enqueue_program("one", &rest), go)
+    (lab.enqueue_program(name, &rest), go)
 }
 
 fn program_is_up(lab: &Lab) -> u32 {
+    pid_in(lab, "up")
+}
+
+fn pid_in(lab: &Lab, up: &str) -> u32 {
     until("the program's pid", || {
-        let text = std::fs::read_to_string(lab.path("up")).ok()?;
+        let text = std::fs::read_to_string(lab.path(up)).ok()?;
         text.trim().parse::<u32>().ok()
     })
 }
@@ -326,4 +335,44 @@ fn a_program_survives_the_stop_of_its_node_and_ends_while_none_runs() {
     until("the program's end", || (!alive(pid)).then_some(()));
     lab.start_node(None);
     check_true_result(&lab, &id);
+}
+
+/// Puts a file of other bytes in the place of `bcd`, as a package does: beside it, then renamed over it.
+fn upgrade(lab: &Lab) {
+    use std::io::Write as _;
+    let new = lab.path("bcd.new");
+    std::fs::copy(&lab.program, &new).expect("a copy");
+    let mut file = std::fs::OpenOptions::new().append(true).open(&new).expect("a file");
+    // Behind what the kernel loads.
+    file.write_all(b"another release").expect("written");
+    drop(file);
+    std::fs::rename(&new, &lab.program).expect("replaced");
+}
+
+#[test]
+fn programs_survive_the_replacement_of_the_daemons_file_and_the_new_daemon_delivers_their_true_results() {
+    let mut lab = Lab::joined();
+    let program = lab.path("bcd");
+    std::fs::copy(&lab.program, &program).expect("a copy");
+    lab.program = program;
+    lab.start_node(None);
+    let (before, go) = waiting_program_named(&lab, "before", "up-before");
+    let first = pid_in(&lab, "up-before");
+    upgrade(&lab);
+    // The old daemon, of which there is no file any more, starts a supervisor of its own release.
+    let (after, _) = waiting_program_named(&lab, "after", "up-after");
+    let second = pid_in(&lab, "up-after");
+    assert!(lab.node().terminate().success(), "{}", lab.logs());
+    lab.start_node(None);
+    lab.probe();
+    assert!(alive(first) && alive(second), "an upgrade ends no program");
+    std::fs::write(go, "").expect("a file");
+    for (id, name) in [(before, "before"), (after, "after")] {
+        let view = lab.ended(&id);
+        check_once(&lab, "upgrade", name, &view);
+        assert_eq!(view.state, "succeeded", "{view:?}\n{}", lab.logs());
+        let output: serde_json::Value = serde_json::from_str(&view.output).expect("JSON");
+        assert_eq!(output["stdout"]["size"], "true result\n".len(), "{output}");
+    }
+    until("their ends", || (!alive(first) && !alive(second)).then_some(()));
 }

@@ -77,6 +77,8 @@ pub fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
 pub struct Lab {
     dir: tempfile::TempDir,
     port: u16,
+    /// The file that `bcd` is started from.
+    pub program: PathBuf,
     pub gateway: Option<Process>,
     pub node: Option<Process>,
 }
@@ -85,7 +87,8 @@ impl Lab {
     /// A lab with a running gateway.
     pub fn new() -> Self {
         let dir = tempfile::Builder::new().prefix("bcd-lab-").tempdir().expect("a directory");
-        let mut lab = Self { dir, port: free_port(), gateway: None, node: None };
+        let program = env!("CARGO_BIN_EXE_bcd").into();
+        let mut lab = Self { dir, port: free_port(), program, gateway: None, node: None };
         lab.start_gateway(None);
         lab
     }
@@ -105,7 +108,7 @@ impl Lab {
 
     /// `bcd` with this lab's directories; `step` arms a failpoint.
     pub fn bcd(&self, arguments: &[&str], step: Option<&str>) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_bcd"));
+        let mut command = Command::new(&self.program);
         command
             .args(arguments)
             .env("BCD_STATE", self.path("node"))
