@@ -57,7 +57,7 @@ check: tools ## formatting, lints, the production build, dependencies, borders a
 crash: tools ## kill -9 the real binary N times at random moments and look for a doubled effect or a lost result (N=200)
 	BCD_CRASH_KILLS=$(N) cargo test $(FEATURES) --test it -- crash::random --nocapture --test-threads 1
 
-flood: tools ## a program that writes 10 GiB: bounded memory and disk, and the true result (half a minute)
+flood: tools ## a program that writes 10 GiB: bounded memory and disk, and the true result (a minute)
 	cargo test $(FEATURES) --lib -- --ignored --exact \
 	  exec::supervise::tests::a_flood_of_10_gib_grows_no_memory_fits_the_result_and_reaches_no_disk
 

@@ -127,10 +127,11 @@ fn open(path: &Path) -> io::Result<File> {
 
 impl Ended {
     /// Bytes of a record at most, whose output has at most `output`.
-    fn most_bytes(begun: &Record, output: usize) -> io::Result<u64> {
+    fn most_bytes(begun: &Record, output: usize) -> u64 {
         let base64 = 4 * (output / 3 + 1);
-        let begun = serde_json::to_vec(begun)?.len();
-        Ok((SEAL_BYTES + FRAME_BYTES + begun + ESCAPED * TEXT_BYTES + base64) as u64)
+        // One that has no JSON is refused when it is to be made.
+        let begun = serde_json::to_vec(begun).map_or(0, |text| text.len());
+        (SEAL_BYTES + FRAME_BYTES + begun + ESCAPED * TEXT_BYTES + base64) as u64
     }
 
     /// Has the file system set aside what the record of a program takes whose output has at most `output` bytes, before
@@ -141,23 +142,23 @@ impl Ended {
     pub fn reserve(state: &Path, begun: &Record, output: usize) -> Result<(), ReserveError> {
         let path = dir(state).join(begun.name());
         let bytes = Self::most_bytes(begun, output);
-        let reserved = bytes.as_ref().map_err(|error| io::Error::from(error.kind())).and_then(|bytes| {
+        let reserve = || {
             write_fault::check(Point::OutcomeReserve, &path)?;
             if !matches!(Told::at(&path)?, None | Some(Told::Nothing)) {
                 return Ok(false);
             }
             let file = open(&path)?;
-            let allocated = files::allocate(&file, *bytes).and_then(|()| file.sync_all());
+            let allocated = files::allocate(&file, bytes).and_then(|()| file.sync_all());
             if allocated.is_err() {
                 // A part of the room is of no use, and others may need it.
                 let _ = std::fs::remove_file(&path);
             }
             allocated.map(|()| true)
-        });
-        match reserved {
+        };
+        match reserve() {
             Ok(true) => Ok(()),
             Ok(false) => Err(ReserveError::Ended { path }),
-            Err(source) => Err(ReserveError::Io { bytes: bytes.unwrap_or_default(), path, source }),
+            Err(source) => Err(ReserveError::Io { bytes, path, source }),
         }
     }
 
