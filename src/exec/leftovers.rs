@@ -1,6 +1,7 @@
 //! What a dead daemon left behind, looked at before anything is recovered: supervisors that live are taken over, what
 //! lost its supervisor is ended, since a row that becomes `interrupted` must not have a program that still works at it.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use super::process;
 use super::supervise::group;
 use crate::journal::begun::Record;
 use crate::journal::{Ended, Left, Locked, OpenError};
-use crate::model::{BootId, JournalId, Outcome};
+use crate::model::{BootId, CommandId, JournalId, Outcome};
 
 /// Longest wait for supervisors that a dead daemon had just started to make their records.
 const STARTS: Duration = Duration::from_secs(10);
@@ -25,6 +26,8 @@ const STARTS_PAUSE: Duration = Duration::from_millis(10);
 pub struct Leftovers {
     state: PathBuf,
     boot_id: BootId,
+    /// Whose supervisor lived: what they started was spared.
+    spared: BTreeSet<(CommandId, u32)>,
     /// Processes that were ended.
     pub ended: usize,
 }
@@ -56,7 +59,8 @@ impl Leftovers {
         journals.sort();
         journals.dedup();
         let ended = journals.into_iter().map(|journal| end(&Mark::journal(journal), &spared)).sum();
-        Ok(Self { state: state.to_owned(), boot_id: boot_id.clone(), ended })
+        let spared = alive.iter().map(|record| (record.id.clone(), record.attempt)).collect();
+        Ok(Self { state: state.to_owned(), boot_id: boot_id.clone(), spared, ended })
     }
 
     /// What is left of the process that carries a command out, for recovery. Blocks.
@@ -67,7 +71,13 @@ impl Leftovers {
         match Ended::read(&self.state, begun) {
             Ok(Some(outcome)) => Left::Ended(Box::new(outcome)),
             Ok(None) if lives => Left::Alive,
-            Ok(None) => Left::Nothing,
+            Ok(None) => {
+                // It died since: its program runs on, and must not behind the word that it was interrupted.
+                if self.spared.contains(&(begun.id.clone(), begun.attempt)) {
+                    end_one(begun);
+                }
+                Left::Nothing
+            }
             Err(error) => {
                 tracing::error!(id = %begun.id, %error, "an outcome record cannot be read now; it is tried again");
                 Left::Alive
@@ -129,8 +139,12 @@ mod tests {
     use std::os::unix::process::ExitStatusExt as _;
     use std::process::{Child, Command};
 
+    use rand::SeedableRng as _;
+
     use super::*;
-    use crate::model::CommandId;
+    use crate::journal::begun::Supervisor;
+    use crate::journal::{self, Mode};
+    use crate::model::{Digest, Incarnation, NodeId, ServerTime};
 
     fn sleeper(mark: &str) -> Child {
         Command::new("/bin/sleep").arg("60").env(mark::VARIABLE, mark).spawn().expect("a sleeper")
@@ -156,5 +170,56 @@ mod tests {
         spared.wait().expect("a status");
     }
 
-    use rand::SeedableRng as _;
+    /// A record of a program whose supervisor is this process.
+    fn record(journal_id: &JournalId, boot_id: &BootId, supervisor: &Child) -> Record {
+        let pid = rustix::process::Pid::from_child(supervisor);
+        let start = process::stat(pid).expect("a process").start;
+        Record {
+            id: CommandId::new("c-1").expect("an id"),
+            body_sha256: Digest::of(b"body"),
+            kind: "node.exec".into(),
+            attempt: 1,
+            journal_id: journal_id.clone(),
+            not_after: ServerTime(1),
+            started: None,
+            boot_id: Some(boot_id.clone()),
+            retry_safe: false,
+            supervisor: Some(Supervisor {
+                pid: pid.as_raw_nonzero().get(),
+                start,
+                boot_id: boot_id.clone(),
+                groups: Vec::new(),
+            }),
+        }
+    }
+
+    #[test]
+    fn a_program_whose_supervisor_dies_between_the_look_and_the_recovery_is_ended_before_it_is_called_interrupted()
+     {
+        let state = tempfile::tempdir().expect("a directory");
+        let state = state.path().join("state");
+        let mut rng = rand::rngs::StdRng::from_os_rng();
+        let (journal_id, boot_id) = (JournalId::random(&mut rng), BootId::new("b-1").expect("an id"));
+        let options = journal::Options {
+            state: state.clone(),
+            node_id: NodeId::new("n-1").expect("an id"),
+            incarnation: Incarnation::random(&mut rng),
+            boot_id: boot_id.clone(),
+            wal_bytes: 64 << 10,
+            mode: Mode::Inline,
+        };
+        let locked = Locked::open(options, journal_id.clone()).expect("a journal");
+        let mut supervisor = Command::new("/bin/sleep").arg("60").spawn().expect("a supervisor");
+        let mut program = sleeper(&format!("{journal_id}/c-1/1"));
+        let begun = record(&journal_id, &boot_id, &supervisor);
+        begun.create(&state).expect("written");
+
+        let leftovers = Leftovers::settle(&locked, &state, &boot_id).expect("looked");
+        assert!(matches!(leftovers.left(&begun), Left::Alive));
+        assert!(program.try_wait().expect("a status").is_none(), "it has its supervisor");
+        supervisor.kill().expect("a signal");
+        supervisor.wait().expect("a status");
+        assert!(matches!(leftovers.left(&begun), Left::Nothing));
+        assert_eq!(program.wait().expect("a status").signal(), Some(9));
+    }
 }
