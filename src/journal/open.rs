@@ -260,6 +260,7 @@ impl Locked {
             last_seq,
             left: Vec::new(),
             faults: self.faults,
+            lazy_alone: false,
             clock: self.clock,
             open: self.open,
             _lock: self.lock,
