@@ -60,6 +60,8 @@ steps! {
     ACK_RECEIVED = "node.ack-received";
     /// The tombstone is durable.
     TOMBSTONE = "node.tombstone";
+    /// A corrupt journal is moved aside, and its log is not.
+    JOURNAL_HALF_ASIDE = "journal.half-aside";
     /// The join's key file exists.
     JOIN_KEY = "join.key-written";
     /// The join's request is about to be sent.
