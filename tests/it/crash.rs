@@ -76,9 +76,13 @@ const AT_ONCE: usize = 4;
 
 /// Runs a case for each step, some at a time, and fails with every step that failed.
 fn for_each<T: Sync>(steps: &[T], case: impl Fn(&T) + Sync) {
+    for_each_of(AT_ONCE, steps, case);
+}
+
+fn for_each_of<T: Sync>(at_once: usize, steps: &[T], case: impl Fn(&T) + Sync) {
     let (next, panicked) = (Mutex::new(steps.iter()), Mutex::new(0));
     std::thread::scope(|scope| {
-        for _ in 0..AT_ONCE {
+        for _ in 0..at_once {
             scope.spawn(|| {
                 loop {
                     let step = next.lock().expect("no case panics with the lock").next();
