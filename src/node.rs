@@ -209,7 +209,7 @@ impl Node {
         let working = WorkingClock::new(Arc::clone(&options.clock), time_mark, facts.signed);
         let (journal, recovered) =
             locked.recover_with(working.signed(), &mut |begun| leftovers.left(begun))?;
-        log_start(&identity, &recovered, leftovers.ended);
+        log_start(&identity, &recovered, leftovers.ended());
         let dialer = match options.dialer.take() {
             Some(dialer) => dialer,
             None => grpc_dialer(&identity, &working, &options.connect, &options.state)?,
