@@ -22,12 +22,13 @@ use tokio::sync::{mpsc, watch};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::exec::{self, Executor, Lanes, Leftovers, ProbeFacts};
+use crate::host::tcp::Tcp;
 use crate::identity::{Identity, LoadError, Mark, join_again};
 use crate::journal::{
     self, Durable, EventLimits, Failed, Journal, Locked, OpenError, Reattached, Recovered, WriteError,
 };
 use crate::model::{BootId, Exit, Incarnation, JournalId, NodeId};
-use crate::ports::Reboot;
+use crate::ports::{Connect, Reboot};
 use crate::session::{
     self, HelloFacts, Renewals, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox,
 };
@@ -82,6 +83,8 @@ pub struct Options {
     pub program: PathBuf,
     /// What it may take of the disk.
     pub limits: journal::Limits,
+    /// The way to the gateways.
+    pub connect: Arc<dyn Connect>,
     /// Instead of gRPC with the node's identity.
     pub dialer: Option<Arc<dyn Dialer>>,
     /// Who is told that the node is ready, lives and stops.
@@ -112,6 +115,7 @@ impl Options {
             reboot,
             program: THIS_PROGRAM.into(),
             limits: config.limits,
+            connect: Arc::new(Tcp),
             dialer: None,
             notifier: Arc::default(),
         }
@@ -206,7 +210,7 @@ impl Node {
         log_start(&identity, &recovered, leftovers.ended);
         let dialer = match options.dialer.take() {
             Some(dialer) => dialer,
-            None => grpc_dialer(&identity, &working, &options.state)?,
+            None => grpc_dialer(&identity, &working, &options.connect, &options.state)?,
         };
         if let Some(mark) = time_mark {
             journal.note_time(mark, None);
@@ -266,7 +270,8 @@ impl Node {
     ) -> Option<Box<dyn Renewals>> {
         let file = (self.options.state.clone(), self.mark?);
         let own = self.options.endpoints.clone();
-        Some(Box::new(Renewal::new(file, own, self.working.clone(), current, end)))
+        let connect = Arc::clone(&self.options.connect);
+        Some(Box::new(Renewal::new(file, own, connect, self.working.clone(), current, end)))
     }
 
     fn bind_status_socket(&self) -> Option<Socket> {
@@ -405,6 +410,7 @@ fn log_start(identity: &Identity, recovered: &Recovered, ended: usize) {
 fn grpc_dialer(
     identity: &Identity,
     working: &WorkingClock,
+    connect: &Arc<dyn Connect>,
     state: &Path,
 ) -> Result<Arc<dyn Dialer>, BuildError> {
     let roots = Roots::Certificates(identity.gateway_roots.clone());
@@ -412,7 +418,7 @@ fn grpc_dialer(
     let time = Arc::new(working.clone());
     let tls = tls::client_config(&roots, Some(Arc::clone(&identity.key)), time)
         .map_err(|source| BuildError::Tls { state: state.to_owned(), source })?;
-    Ok(Arc::new(GrpcDialer::new(Arc::new(tls))))
+    Ok(Arc::new(GrpcDialer::new(Arc::new(tls), Arc::clone(connect))))
 }
 
 /// One stop signal of two: asked for from outside, or the identity is no longer this process's.

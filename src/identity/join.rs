@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::Rng as _;
@@ -20,6 +21,7 @@ use super::ticket::Ticket;
 use crate::failpoint;
 use crate::journal;
 use crate::model::{Digest, Exit, JournalId, NodeId, Reason, ServerTime};
+use crate::ports::Connect;
 use crate::state_dir::{DirLock, StateDir, StateError};
 use crate::wire::link::{EndKind, Endpoint, LinkEnd};
 use crate::wire::version;
@@ -44,6 +46,8 @@ pub struct Options {
     pub journal: JournalOptions,
     /// Advisory facts of the machine, at most [`crate::model::limits::JOIN_FACTS`].
     pub facts: BTreeMap<String, String>,
+    /// The way to the gateway.
+    pub connect: Arc<dyn Connect>,
     /// For the waits and the journal's id. The key does not come from it.
     pub rng: StdRng,
 }
@@ -226,7 +230,8 @@ pub async fn join(mut options: Options, progress: impl FnMut(Retry<'_>)) -> Resu
         Prepared::Done(joined) => return Ok(joined),
         Prepared::Key(prepared) => prepared,
     };
-    let call = call::Call::new(&options.ticket, prepared.key.signing_request()?, options.facts)?;
+    let call =
+        call::Call::new(&options.ticket, prepared.key.signing_request()?, options.facts, options.connect)?;
     let (endpoint, answer) = ask(
         &options.ticket.endpoints,
         options.patience,

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use super::grpc_dialer;
 use crate::identity::{Identity, Mark, join_again};
 use crate::model::Exit;
+use crate::ports::Connect;
 use crate::session::{Credentials, Renewals, WorkingClock};
 use crate::wire::link::{Dialer, Endpoint};
 
@@ -35,6 +36,7 @@ pub(super) struct Renewal(Arc<Shared>);
 struct Shared {
     state: PathBuf,
     own_endpoints: Vec<Endpoint>,
+    connect: Arc<dyn Connect>,
     working: WorkingClock,
     /// The identity in use.
     current: watch::Sender<Identity>,
@@ -54,12 +56,13 @@ impl Renewal {
     pub(super) fn new(
         (state, used): (PathBuf, Mark),
         own_endpoints: Vec<Endpoint>,
+        connect: Arc<dyn Connect>,
         working: WorkingClock,
         current: watch::Sender<Identity>,
         ending: watch::Sender<Option<Exit>>,
     ) -> Self {
         let seen = Mutex::new(Seen { used, unusable: None });
-        Self(Arc::new(Shared { state, own_endpoints, working, current, ending, seen }))
+        Self(Arc::new(Shared { state, own_endpoints, connect, working, current, ending, seen }))
     }
 }
 
@@ -108,7 +111,7 @@ impl Shared {
     }
 
     fn take(&self, identity: Identity) -> Result<Credentials, super::BuildError> {
-        let dialer = grpc_dialer(&identity, &self.working, &self.state)?;
+        let dialer = grpc_dialer(&identity, &self.working, &self.connect, &self.state)?;
         let credentials = credentials(&identity, &self.own_endpoints, &self.state, dialer);
         tracing::info!(
             generation = identity.generation,

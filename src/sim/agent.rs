@@ -5,21 +5,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rand::SeedableRng as _;
 use rand::rngs::StdRng;
+use rand::{RngCore as _, SeedableRng as _};
 use tokio::sync::watch;
 use tokio::task::JoinError as TaskError;
 use tokio::time::sleep;
 
+use super::cable::{Cable, Cabled, Weather};
 use super::seed;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::host::fake_machine::FakeMachine;
+use crate::host::tcp::Tcp;
 use crate::identity::join::{self, JoinError, JournalOptions};
 use crate::identity::{Ticket, TicketError};
 use crate::journal::{Limits, OpenError};
 use crate::model::{Incarnation, NodeId};
 use crate::node::{BuildError, Node, Options};
+use crate::ports::Connect;
 use crate::wire::dsse::Policy;
 use crate::wire::tls::BUILD_TIME;
 
@@ -39,6 +42,8 @@ pub struct Agent {
     pub index: usize,
     /// Whose boot it runs in.
     pub machine: FakeMachine,
+    /// What its links go through.
+    pub cable: Cable,
     state: PathBuf,
     seed: u64,
 }
@@ -67,7 +72,13 @@ impl Agent {
     /// The agent of this number below `nodes`.
     pub fn new(nodes: &Path, seed: u64, index: usize) -> Self {
         let machine = FakeMachine::new(nodes.join(format!("{index}.boots")));
-        Self { index, machine, state: nodes.join(index.to_string()), seed }
+        let number = u64::try_from(index).unwrap_or(u64::MAX);
+        let cable = Cable::new(seed::stream(seed, "cable", number).next_u64(), Weather::default());
+        Self { index, machine, cable, state: nodes.join(index.to_string()), seed }
+    }
+
+    fn connect(&self) -> Arc<dyn Connect> {
+        Arc::new(Cabled { connect: Arc::new(Tcp), cable: self.cable.clone() })
     }
 
     /// The chance of its life, or of its join.
@@ -89,6 +100,7 @@ impl Agent {
             patience: Some(JOIN),
             journal: JournalOptions { incarnation, boot_id, wal_bytes: WAL_BYTES },
             facts: BTreeMap::new(),
+            connect: self.connect(),
             rng,
         };
         Ok(join::join(options, |_| ()).await?.node_id)
@@ -112,6 +124,7 @@ impl Agent {
             run_dir: None,
             wal_bytes: WAL_BYTES,
             limits: Limits::NONE,
+            connect: self.connect(),
             ..Options::new(
                 &config,
                 Arc::clone(clock),

@@ -12,6 +12,7 @@
 //! stop and everything must settle, then the evidence is collected and judged.
 
 mod agent;
+pub mod cable;
 pub mod chaos;
 mod descriptors;
 mod drive;
@@ -22,6 +23,7 @@ pub mod invariants;
 mod live;
 pub mod load;
 mod observe;
+pub mod pipe;
 mod reconnect;
 pub mod report;
 mod run;
