@@ -41,6 +41,7 @@ use crate::wire::dsse::{Audience, Policy};
 use crate::wire::grpc::GrpcDialer;
 use crate::wire::link::{Dialer, Endpoint};
 use crate::wire::tls::{self, Roots};
+use crate::wire::version::Range;
 use renewal::Renewal;
 
 /// The journal's log on a host: above SQLite's checkpoint at 1,000 pages of 4 KiB, so that commits overwrite it and
@@ -64,6 +65,8 @@ pub struct Options {
     pub policy: Policy,
     /// `[kinds] deny` of bcd.toml.
     pub denied: Arc<BTreeSet<String>>,
+    /// Versions that it says it speaks.
+    pub protocol: Range,
     /// Directory of the status socket; absent: there is none.
     pub run_dir: Option<PathBuf>,
     /// Boot time and wall time.
@@ -106,6 +109,7 @@ impl Options {
             endpoints: config.endpoints.clone(),
             policy: config.signatures,
             denied: Arc::clone(&config.denied),
+            protocol: Range::OWN,
             run_dir: Some(config.run.clone()),
             clock,
             rng,
@@ -370,6 +374,7 @@ impl Node {
                 boot_id: self.options.boot_id,
                 incarnation: self.incarnation,
                 daemon_version,
+                protocol: self.options.protocol,
             },
             journal: self.journal,
             working: self.working,
