@@ -73,8 +73,8 @@ fn untrue_ends(lab: &Lab, evidence: &Evidence, supervisors_killed: usize) -> Vec
         if evidence.handed[&row.id].planned.class == Class::Probe {
             continue;
         }
-        let attempts =
-            counted(evidence.witness.get(row.id.as_str()).into_iter().flatten().map(String::as_str));
+        let begun = evidence.witness.get(row.id.as_str()).map_or(&[][..], |runs| &runs.begun);
+        let attempts = counted(begun.iter().map(String::as_str));
         let own = ends.get(row.id.as_str()).map_or(&[][..], Vec::as_slice);
         for (attempt, starts) in &attempts {
             let ended = own.iter().filter(|(of, _)| of.to_string() == **attempt).count();
