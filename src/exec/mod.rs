@@ -25,6 +25,7 @@ pub mod leftovers;
 mod mark;
 mod probe;
 mod process;
+pub mod programs;
 mod reboot;
 mod steps;
 pub mod supervise;
@@ -42,11 +43,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 pub use lanes::Lanes;
 pub use leftovers::Leftovers;
 pub use probe::ProbeFacts;
+pub use programs::{Programs, Supervisors};
 
 use self::arrivals::{Arrival, Arrivals};
 use self::cancel::{Cancellable, Cancels};
 use self::lanes::{Credit, InFlight};
 use crate::admission::Context;
+use crate::failpoint;
 use crate::journal::{Admission, Durable, Journal, Reattached};
 use crate::model::{Answer, AnswerState, CommandId, Digest, EventType, Kind, Lane, NewEvent, Reason, Role};
 use crate::ports::Reboot;
@@ -92,8 +95,8 @@ pub struct Parts {
     pub state: PathBuf,
     /// Restarts the machine.
     pub reboot: Arc<dyn Reboot>,
-    /// The program `bcd`, started again as each program's supervisor.
-    pub program: PathBuf,
+    /// Who runs programs.
+    pub programs: Arc<dyn Programs>,
     /// Programs of earlier daemons that still run.
     pub reattached: Vec<Durable<Reattached>>,
 }
@@ -145,7 +148,7 @@ impl Executor {
         expire.set_missed_tick_behavior(MissedTickBehavior::Delay);
         for attached in self.attached {
             let shared = Arc::clone(&self.shared);
-            tasks.spawn(async move { steps::from_attached(&shared, attached).await });
+            tasks.spawn(failpoint::carried(async move { steps::from_attached(&shared, attached).await }));
         }
         loop {
             tokio::select! {
@@ -155,13 +158,14 @@ impl Executor {
                 }
                 Some(task) = tasks.join_next() => report(task),
                 _ = expire.tick(), if !stopping => {
-                    tasks.spawn(Arc::clone(&self.shared).expire_left());
+                    tasks.spawn(failpoint::carried(Arc::clone(&self.shared).expire_left()));
                 }
                 next = next(&turns, &mut deliveries) => match next {
                     Some((turn, delivery)) => {
                         // Before the task runs: what came first is then known to whoever comes next.
                         let arrival = self.shared.arrive(&delivery);
-                        tasks.spawn(Arc::clone(&self.shared).deliver(delivery, turn, arrival));
+                        let task = Arc::clone(&self.shared).deliver(delivery, turn, arrival);
+                        tasks.spawn(failpoint::carried(task));
                     }
                     None => break,
                 },
@@ -199,7 +203,12 @@ fn report(task: Result<(), JoinError>) {
     if let Err(error) = task
         && error.is_panic()
     {
-        tracing::error!(%error, "handling a delivery panicked; the journal settles the command at the next start");
+        let text = error.to_string();
+        failpoint::pass_on(error.into_panic());
+        tracing::error!(
+            error = text,
+            "handling a delivery panicked; the journal settles the command at the next start"
+        );
     }
 }
 
@@ -298,14 +307,8 @@ impl Shared {
             tracing::info!(%id, "cancelled");
             return;
         }
-        match self.parts.journal.result(id.clone()).await {
-            Ok(Some(done)) => {
-                self.cancels.forget(&id);
-                self.say(Outgoing::Result(done));
-            }
-            Ok(None) => tracing::info!(%id, "a cancellation waits for its command"),
-            Err(error) => tracing::warn!(%id, %error, "a cancelled command cannot be looked up"),
-        }
+        // Remembered first: a delivery that the journal takes before this look finds it there.
+        steps::cancel_left(self, &id).await;
     }
 
     /// What a signature is held against now.

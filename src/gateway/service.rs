@@ -7,14 +7,14 @@ use prost::Message as _;
 use rustls::pki_types::CertificateDer;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::hello::{self, Checked};
-use super::hub::{Hub, Live};
+use super::hub::{Hub, Live, SessionEnd};
 use super::peer::Peer;
 use super::session::{self, Begun, Opening, Outgoing, chain};
-use super::store::{HelloRefusal, StoreError};
+use super::store::{HelloRefusal, Route, StoreError};
+use super::tls::PeerLeaf;
 use super::worker::{Ask, Noted, Told};
 use crate::failpoint;
 use crate::model::Reason;
@@ -29,9 +29,7 @@ pub struct Service(pub Arc<Hub>);
 impl Service {
     /// The certificate of the call.
     fn leaf<T>(&self, request: &Request<T>) -> Result<Der, Status> {
-        let info = request.extensions().get::<TlsConnectInfo<TcpConnectInfo>>();
-        let certificates = info.and_then(TlsConnectInfo::peer_certs);
-        let leaf = certificates.as_ref().and_then(|certificates| certificates.first());
+        let leaf = request.extensions().get::<PeerLeaf>().and_then(|shown| shown.0.as_ref());
         leaf.map(|leaf| (&**leaf).into()).ok_or_else(|| {
             let message = "the call needs a node certificate";
             self.0.refuse(Code::Unauthenticated, Reason::CertificateMissing, message, None)
@@ -73,13 +71,13 @@ impl Service {
             let message = "a newer session of the same identity took over";
             return Err(hub.refuse(Code::Aborted, Reason::Superseded, message, None));
         }
+        if hub.lease().as_ref() != Some(&begun.opening.route.lease) {
+            // The lease was lost while this Hello was on its way, and its end has not told it.
+            begun.live.end(SessionEnd::fenced());
+        }
         if hub.is_draining() {
             // The drain began while this Hello was on its way, and has not told it.
-            begun.live.end(super::SessionEnd::told(
-                Code::Unavailable,
-                Reason::Draining,
-                "the gateway is draining",
-            ));
+            begun.live.end(SessionEnd::told(Code::Unavailable, Reason::Draining, "the gateway is draining"));
         }
         tokio::spawn(session::run(hub, begun, inbound, out, place));
         Ok(frames)
@@ -97,12 +95,16 @@ impl Service {
 
     async fn transact(&self, checked: Checked, peer: &Peer) -> Result<Begun, Status> {
         let hub = &self.0;
-        let Checked { mut facts, proto, running } = checked;
-        facts.live_boot = hub.session(&facts.node).map(|live| live.boot_id.clone());
+        let Checked { facts, proto, running } = checked;
+        let lease = hub.need_lease()?;
         let (boot_id, journal_id) = (facts.boot_id.clone(), facts.journal_id.clone());
         let incarnation = facts.incarnation.clone();
-        let opened = hub.store.hello(facts).await.map_err(|error| self.internal(&error))?;
+        let opened = hub.store.hello(facts, lease.clone()).await.map_err(|error| self.internal(&error))?;
         let opened = opened.map_err(|refusal| match refusal {
+            HelloRefusal::Fenced => {
+                let message = "the gateway holds no lease";
+                hub.refuse(Code::Unavailable, Reason::NotStarted, message, None)
+            }
             HelloRefusal::UnknownNode => {
                 let message = "this gateway does not know the node; join again";
                 hub.refuse(Code::PermissionDenied, Reason::UnknownNode, message, None)
@@ -138,9 +140,9 @@ impl Service {
             opened.journal_changed,
             opened.boot_changed,
         );
-        let (live, orders, told) = Live::new(opened.epoch, boot_id);
+        let (live, orders, told) = Live::new(opened.epoch);
         let opening = Opening {
-            node: peer.node.clone(),
+            route: Route { node: peer.node.clone(), epoch: opened.epoch, lease },
             incarnation,
             not_after: peer.not_after,
             running,

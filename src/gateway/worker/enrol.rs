@@ -2,8 +2,9 @@
 
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::time::Duration;
 
-use rusqlite::{Connection, OptionalExtension as _, params};
+use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior, params};
 
 use super::ticket::Grant;
 use crate::gateway::store::{corrupt, int, uint};
@@ -13,6 +14,9 @@ use crate::wire::dsse::{Envelope, PublicKey};
 /// A repeated join holds at least this long after the first, ms: a machine that was killed in the middle of its
 /// join needs no second ticket.
 const REPEAT_MS: i64 = 24 * 3600 * 1000;
+
+/// Longest wait for another process that writes.
+const BUSY: Duration = Duration::from_secs(10);
 
 /// Times are ms since the Unix epoch by the worker's clock.
 const TABLES: &str = "
@@ -124,7 +128,8 @@ impl Enrolment {
             .open(path)
             .map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))?;
         let db = Connection::open(path)?;
-        db.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+        // Several gateways may serve one store, and with it one worker's files.
+        db.busy_timeout(BUSY)?;
         db.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
         db.pragma_update(None, "synchronous", "FULL")?;
         db.execute_batch(&format!("BEGIN IMMEDIATE; {TABLES} COMMIT"))?;
@@ -176,7 +181,7 @@ impl Enrolment {
 
     /// Uses a token once. The same token and key again give the same node and use nothing.
     pub fn join(&mut self, attempt: &JoinTry) -> rusqlite::Result<Result<Enrolled, Refusal>> {
-        let transaction = self.0.transaction()?;
+        let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let joined = join(&transaction, attempt)?;
         transaction.commit()?;
         Ok(joined)

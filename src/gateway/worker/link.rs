@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::{Ask, Told, Worker};
+use crate::blocking;
 use crate::clock::Clock;
 
 /// A gateway's way to the worker of its deployment.
@@ -22,6 +23,9 @@ impl Link {
     pub async fn ask(&self, ask: Ask) -> Told {
         let now = crate::model::ServerTime(self.clock.wall_ms());
         let worker = Arc::clone(&self.worker);
-        crate::gateway::blocking(move || worker.answer(ask, now)).await
+        match blocking::run(move || worker.answer(ask, now)).await {
+            Ok(told) => told,
+            Err(error) => Told::Failed(format!("the worker broke off: {error}")),
+        }
     }
 }

@@ -12,6 +12,7 @@ mod keys;
 mod link;
 mod ticket;
 
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -23,7 +24,7 @@ use rand::rngs::StdRng;
 use serde::{Deserialize, Serialize};
 
 use ca::CaError;
-pub use ca::{Ca, Csr};
+pub use ca::{Ca, Csr, write_whole};
 pub use enrol::Enrolled;
 use enrol::{Enrolment, JoinTry};
 use keys::{Keys, KeysError};
@@ -53,8 +54,6 @@ pub struct Options {
     pub trust_domain: String,
     /// Node certificates hold this long.
     pub certificate_life: Duration,
-    /// Seed of everything random but keys; absent: the system's.
-    pub seed: Option<u64>,
 }
 
 /// What is asked of it.
@@ -87,6 +86,8 @@ pub enum Ask {
         expires_at: ServerTime,
         /// Where those machines stand.
         site: String,
+        /// All gateways of the deployment.
+        endpoints: Vec<String>,
     },
     /// By the operator: a command's body to sign.
     Command(String),
@@ -149,6 +150,14 @@ pub struct Noted {
 /// Why a worker cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
+    /// The directory.
+    #[error("cannot make the worker's directory {path}")]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The CA.
     #[error(transparent)]
     Ca(#[from] CaError),
@@ -199,6 +208,12 @@ impl Worker {
     /// See [`WorkerError`].
     pub fn open(options: &Options, now: ServerTime) -> Result<Self, WorkerError> {
         let dir: &Path = &options.state;
+        match std::fs::DirBuilder::new().mode(0o700).create(dir) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                return Err(WorkerError::Directory { path: dir.to_owned(), source: error });
+            }
+            _ => {}
+        }
         let ca = Ca::open(&dir.join("ca"), now)?;
         let keys = Keys::open(dir, now)?;
         let path = dir.join("worker.db");
@@ -208,7 +223,7 @@ impl Worker {
             certificate_life: options.certificate_life,
             ca,
             keys,
-            rng: Mutex::new(options.seed.map_or_else(StdRng::from_os_rng, StdRng::seed_from_u64)),
+            rng: Mutex::new(StdRng::from_os_rng()),
             enrolment: Mutex::new(enrolment),
         })
     }
@@ -219,7 +234,9 @@ impl Worker {
             Ask::Serve { csr, hosts, endpoints } => self.serve(&csr.0, &hosts, &endpoints, now),
             Ask::Join(request) => self.join(&request.0, now),
             Ask::Renew { request, leaf } => self.renew(&request.0, &leaf.0, now),
-            Ask::Ticket { uses, expires_at, site } => self.ticket(Grant { uses, expires_at, site }),
+            Ask::Ticket { uses, expires_at, site, endpoints } => {
+                self.ticket(Grant { uses, expires_at, site }, &endpoints)
+            }
             Ask::Command(body) => self.command(body, now),
             Ask::Cancel { node, id } => self.cancel(node, id, now),
         };
@@ -227,6 +244,11 @@ impl Worker {
             tracing::error!(error = %super::session::chain(&error), "a request to the worker failed");
             Told::Failed(super::session::chain(&error))
         })
+    }
+
+    /// Draws everything random but keys from `rng`, for a run that is to be repeated.
+    pub fn draw_from(&self, rng: StdRng) {
+        *self.rng.lock().unwrap_or_else(PoisonError::into_inner) = rng;
     }
 
     fn enrolment(&self) -> MutexGuard<'_, Enrolment> {
@@ -288,14 +310,14 @@ impl Worker {
         Ok(sign(T::TYPE, json(body), &*self.keys.join_signing, Vec::new())?)
     }
 
-    fn ticket(&self, grant: Grant) -> Result<Told, AskError> {
+    fn ticket(&self, grant: Grant, endpoints: &[String]) -> Result<Told, AskError> {
         let enrolment = self.enrolment();
-        let endpoints = enrolment.endpoints()?;
+        enrolment.set_endpoints(endpoints)?;
         if endpoints.is_empty() {
             return Ok(Told::Failed("no gateway has started yet, so a ticket could name none".into()));
         }
         let ticket = self.with_rng(|rng| {
-            Ticket::new(&grant, &self.trust_domain, &endpoints, &self.keys.pins(&self.ca), rng)
+            Ticket::new(&grant, &self.trust_domain, endpoints, &self.keys.pins(&self.ca), rng)
         });
         enrolment.add_token(&ticket.token_sha256(), &grant)?;
         Ok(Told::Ticket(ticket.line()))

@@ -12,6 +12,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 struct Lab {
     worker: Worker,
     options: Options,
+    endpoints: std::cell::RefCell<Vec<String>>,
     _dir: tempfile::TempDir,
 }
 
@@ -34,10 +35,9 @@ fn lab() -> Lab {
         state: dir.path().to_owned(),
         trust_domain: "lab.example".into(),
         certificate_life: 24 * HOUR,
-        seed: Some(1),
     };
     let worker = Worker::open(&options, NOW).unwrap();
-    let lab = Lab { worker, options, _dir: dir };
+    let lab = Lab { worker, options, endpoints: std::cell::RefCell::default(), _dir: dir };
     lab.serve(&["gw1:443"]);
     lab
 }
@@ -57,14 +57,20 @@ fn signing(pair: &KeyPair) -> std::sync::Arc<dyn SigningKey> {
 
 impl Lab {
     fn serve(&self, endpoints: &[&str]) {
-        let endpoints = endpoints.iter().map(|text| (*text).to_owned()).collect();
+        let endpoints: Vec<String> = endpoints.iter().map(|text| (*text).to_owned()).collect();
+        self.endpoints.replace(endpoints.clone());
         let csr = Der::from(&*request(&KeyPair::generate().unwrap()));
         let told = self.worker.answer(Ask::Serve { csr, hosts: Vec::new(), endpoints }, NOW);
         assert!(matches!(told, Told::Serving { .. }), "{told:?}");
     }
 
     fn pins(&self) -> Pins {
-        let ask = Ask::Ticket { uses: 9, expires_at: NOW.plus(HOUR), site: "fra1".into() };
+        let ask = Ask::Ticket {
+            uses: 9,
+            expires_at: NOW.plus(HOUR),
+            site: "fra1".into(),
+            endpoints: self.endpoints.borrow().clone(),
+        };
         let Told::Ticket(line) = self.worker.answer(ask, NOW) else { panic!("no ticket") };
         let json = data_encoding::BASE64URL_NOPAD.decode(line.strip_prefix("bcd1.").unwrap().as_bytes());
         let ticket: serde_json::Value = serde_json::from_slice(&json.unwrap()).unwrap();
@@ -158,9 +164,9 @@ fn a_bundle_has_a_new_version_only_when_it_says_something_else() {
     lab.serve(&["gw1:443", "gw2:443"]);
     let trust = lab.node().trust;
     assert_eq!((trust.bundle.version, trust.endpoints.len()), (2, 2));
-    let Lab { worker, options, _dir } = lab;
+    let Lab { worker, options, endpoints, _dir } = lab;
     drop(worker);
-    let lab = Lab { worker: Worker::open(&options, NOW).unwrap(), options, _dir };
+    let lab = Lab { worker: Worker::open(&options, NOW).unwrap(), options, endpoints, _dir };
     assert_eq!(lab.node().trust.bundle.version, 2, "after a restart too");
 }
 
