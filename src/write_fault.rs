@@ -38,6 +38,8 @@ pub enum Point {
     OutcomeSync,
     /// Its directory is synced.
     OutcomeDirSync,
+    /// A commit of the journal: there is no room for it, whatever the errno.
+    JournalWrite,
     /// A commit of the journal: the sync fails whatever the errno.
     JournalSync,
 }
@@ -71,6 +73,7 @@ impl Point {
             Self::OutcomeWrite => "outcome.write",
             Self::OutcomeSync => "outcome.sync",
             Self::OutcomeDirSync => "outcome.dir-sync",
+            Self::JournalWrite => "journal.write",
             Self::JournalSync => "journal.sync",
         }
     }

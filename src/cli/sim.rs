@@ -11,22 +11,25 @@ use crate::sim::chaos::Level;
 use crate::sim::report::Report;
 use crate::sim::{self, Options, SimError};
 
-/// Runs real agents against the reference gateway, kills both at random, and checks the invariants.
+/// Runs real agents against the reference gateway, breaks both at random, and checks the invariants.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Agents
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     nodes: u32,
-    /// How long commands are given and kills happen, such as 20s or 2m
+    /// Gateways over one store, a process each
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    gateways: u32,
+    /// How long commands are given and faults happen, such as 20s or 2m
     #[arg(long, default_value = "20s", value_parser = duration)]
     duration: Duration,
-    /// Fixes the commands, the kills and the agents' own chance
+    /// Fixes the commands, the faults and the agents' own chance
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How much is killed
+    /// How much is broken
     #[arg(long, value_enum, default_value_t = Chaos::Light)]
     chaos: Chaos,
-    /// Commands given a second, all agents together [default: one an agent]
+    /// Commands given a second, all agents together [default: two an agent]
     #[arg(long, value_parser = rate)]
     commands_per_second: Option<f64>,
     /// Prints the report as one JSON object, the last line of standard output
@@ -34,13 +37,16 @@ pub struct Args {
     json: bool,
 }
 
+/// Commands a second and agent, where none is asked for.
+const RATE: f64 = 2.0;
+
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Chaos {
     /// Nothing
     None,
-    /// An agent twice a minute, the gateway every 8 s
+    /// Each agent loses its daemon or its link some times a minute, each gateway dies about every 12 s
     Light,
-    /// An agent every 8 s, the gateway every 4 s
+    /// Every fault there is, each agent struck about every 3 s, each gateway about every 12 s
     Heavy,
 }
 
@@ -72,6 +78,7 @@ fn rate(text: &str) -> Result<f64, String> {
 pub fn run(args: &Args) -> Result<Exit, Exit> {
     let options = Options {
         nodes: usize::try_from(args.nodes).unwrap_or(usize::MAX),
+        gateways: usize::try_from(args.gateways).unwrap_or(1),
         duration: args.duration,
         seed: args.seed,
         chaos: match args.chaos {
@@ -79,7 +86,7 @@ pub fn run(args: &Args) -> Result<Exit, Exit> {
             Chaos::Light => Level::Light,
             Chaos::Heavy => Level::Heavy,
         },
-        commands_per_second: args.commands_per_second.unwrap_or(f64::from(args.nodes)),
+        commands_per_second: args.commands_per_second.unwrap_or(RATE * f64::from(args.nodes)),
     };
     sim::raise_descriptor_limit(options.nodes).map_err(|error| fail(&error, Exit::Failed))?;
     let exe = std::env::current_exe().map_err(|error| fail(&error, Exit::Failed))?;

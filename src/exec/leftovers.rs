@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use rustix::fs::FlockOperation;
 
 use super::mark::{self, Mark};
 use super::process;
+use super::programs::Programs;
 use super::supervise::group;
 use crate::journal::begun::Record;
 use crate::journal::{Ended, Left, Locked, OpenError};
@@ -23,6 +25,7 @@ const STARTS_PAUSE: Duration = Duration::from_millis(10);
 /// The programs of earlier daemons, as this one found them.
 #[derive(Debug)]
 pub struct Leftovers {
+    programs: Arc<dyn Programs>,
     state: PathBuf,
     boot_id: BootId,
     /// Processes that were ended.
@@ -30,40 +33,25 @@ pub struct Leftovers {
 }
 
 impl Leftovers {
-    /// Looks, and ends every program that was started here and has no supervisor any more. Blocks.
-    ///
-    /// Called between taking the journal's lock (so that no living daemon owns them) and recovery. Programs of journals
-    /// that are not named in this state directory are never touched.
+    /// Looks, and has every program ended that was started here and has no supervisor any more. Blocks.
     ///
     /// # Errors
     /// The begun records cannot be read.
-    pub fn settle(locked: &Locked, state: &Path, boot_id: &BootId) -> Result<Self, OpenError> {
-        await_starts(state);
-        let records = locked.begun()?;
-        let lives = |record: &Record| {
-            record.supervisor.as_ref().is_some_and(|supervisor| process::open(supervisor, boot_id).is_some())
-        };
-        let (alive, gone): (Vec<&Record>, Vec<&Record>) = records.iter().partition(|record| lives(record));
-        for supervisor in gone.iter().filter_map(|record| record.supervisor.as_ref()) {
-            if supervisor.boot_id == *boot_id && !group::end(&supervisor.groups) {
-                tracing::error!(groups = ?supervisor.groups, "control groups of an earlier program do not become empty");
-            }
-        }
-        let spared: Vec<Mark> = alive.iter().map(|record| Mark::of(record)).collect();
-        let mut journals: Vec<&JournalId> = records.iter().map(|record| &record.journal_id).collect();
-        let (own, former) = (locked.facts().journal_id, locked.former_id()?);
-        journals.extend([&own].into_iter().chain(&former));
-        journals.sort();
-        journals.dedup();
-        let ended = journals.into_iter().map(|journal| end(&Mark::journal(journal), &spared)).sum();
-        Ok(Self { state: state.to_owned(), boot_id: boot_id.clone(), ended })
+    pub fn settle(
+        programs: Arc<dyn Programs>,
+        locked: &Locked,
+        state: &Path,
+        boot_id: &BootId,
+    ) -> Result<Self, OpenError> {
+        let ended = programs.settle(locked, state, boot_id)?;
+        Ok(Self { programs, state: state.to_owned(), boot_id: boot_id.clone(), ended })
     }
 
     /// What is left of the process that carries a command out, for recovery. Blocks.
     pub fn left(&self, begun: &Record) -> Left<Box<Outcome>> {
         let Some(supervisor) = &begun.supervisor else { return Left::Nothing };
         // Before the outcome: one that dies in between has written it.
-        let lives = process::open(supervisor, &self.boot_id).is_some();
+        let lives = self.programs.lives(supervisor, &self.boot_id);
         match Ended::read(&self.state, begun) {
             Ok(Some(outcome)) => Left::Ended(Box::new(outcome)),
             Ok(None) if lives => Left::Alive,
@@ -77,6 +65,28 @@ impl Leftovers {
             }
         }
     }
+}
+
+/// Programs of journals that are not named in this state directory are never touched.
+pub(super) fn settle(locked: &Locked, state: &Path, boot_id: &BootId) -> Result<usize, OpenError> {
+    await_starts(state);
+    let records = locked.begun()?;
+    let lives = |record: &Record| {
+        record.supervisor.as_ref().is_some_and(|supervisor| process::open(supervisor, boot_id).is_some())
+    };
+    let (alive, gone): (Vec<&Record>, Vec<&Record>) = records.iter().partition(|record| lives(record));
+    for supervisor in gone.iter().filter_map(|record| record.supervisor.as_ref()) {
+        if supervisor.boot_id == *boot_id && !group::end(&supervisor.groups) {
+            tracing::error!(groups = ?supervisor.groups, "control groups of an earlier program do not become empty");
+        }
+    }
+    let spared: Vec<Mark> = alive.iter().map(|record| Mark::of(record)).collect();
+    let mut journals: Vec<&JournalId> = records.iter().map(|record| &record.journal_id).collect();
+    let (own, former) = (locked.facts().journal_id, locked.former_id()?);
+    journals.extend([&own].into_iter().chain(&former));
+    journals.sort();
+    journals.dedup();
+    Ok(journals.into_iter().map(|journal| end(&Mark::journal(journal), &spared)).sum())
 }
 
 /// The directory of the begun records, open: its lock is held by every supervisor that has not made its record yet.

@@ -13,9 +13,10 @@ use tokio::time;
 
 use super::cancel::{Cancellable, Cancelled};
 use super::lanes::Closed;
+use super::programs::{Program, StartError};
 use super::supervise::job::Job;
-use super::supervised::{self, StartError, Supervised};
 use super::{Attached, Shared, kinds, reboot};
+use crate::blocking;
 use crate::failpoint;
 use crate::journal::begun::{Record, Starter};
 use crate::journal::{Accepted, Begun, BegunError, Durable, Running, WriteError};
@@ -126,7 +127,7 @@ enum Carrier {
     /// This process.
     Here,
     /// A process that outlives it.
-    Supervisor(Box<Supervised>),
+    Supervisor(Box<dyn Program>),
 }
 
 /// Makes the begun record durable where the command needs one: that of a program is its supervisor's.
@@ -183,11 +184,11 @@ async fn carrier(
             begun: Record::of(&starter(shared), &running),
             args: args.as_ref().clone(),
         };
-        let started = supervised::start(&shared.parts.program, job).await;
+        let started = shared.parts.programs.start(job).await;
         if started.is_ok() {
             failpoint::hit(failpoint::SUPERVISED);
         }
-        return (running, started.map(|started| Carrier::Supervisor(Box::new(started))));
+        return (running, started.map(Carrier::Supervisor));
     }
     if running.command.retry_safe() {
         return (running, Ok(Carrier::Here));
@@ -217,7 +218,7 @@ async fn create_begun(
     running: Durable<Running>,
 ) -> (Durable<Running>, Result<Begun, BegunError>) {
     let (state, starter) = (shared.parts.state.clone(), starter(shared));
-    let created = tokio::task::spawn_blocking(move || {
+    let created = blocking::run(move || {
         let made = Begun::create(&state, &starter, &running);
         (running, made)
     });
@@ -250,9 +251,9 @@ async fn effect(
     carrier: Carrier,
     cancelled: &mut Cancelled,
 ) -> Outcome {
-    if let Carrier::Supervisor(supervised) = carrier {
+    if let Carrier::Supervisor(program) = carrier {
         failpoint::hit(failpoint::EFFECT_STARTED);
-        return supervised.ended(cancelled).await;
+        return program.ended(cancelled).await;
     }
     let from = shared.boot();
     let ended = AssertUnwindSafe(kinds::effect(running, shared)).catch_unwind().await;
@@ -261,12 +262,16 @@ async fn effect(
         Ok(ended) => {
             ended.into_outcome(running.attempt, running.started, shared.parts.working.now(), duration)
         }
-        Err(_) => Outcome {
-            message: "the daemon failed while it carried the command out; its outcome is not known".into(),
-            finished: shared.parts.working.now(),
-            duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
-            ..Outcome::interrupted(running.attempt, running.started)
-        },
+        Err(panic) => {
+            failpoint::pass_on(panic);
+            Outcome {
+                message: "the daemon failed while it carried the command out; its outcome is not known"
+                    .into(),
+                finished: shared.parts.working.now(),
+                duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
+                ..Outcome::interrupted(running.attempt, running.started)
+            }
+        }
     }
 }
 
@@ -276,8 +281,8 @@ pub(super) async fn from_attached(shared: &Shared, mut attached: Attached) {
     let id = begun.id.clone();
     tracing::info!(%id, attempt = begun.attempt, "goes on; an earlier daemon started it");
     let (state, boot_id) = (shared.parts.state.clone(), &shared.parts.facts.boot_id);
-    let supervised = Supervised::find(state, begun, boot_id);
-    let mut outcome = supervised.ended(&mut attached.cancellable.cancelled).await;
+    let program = shared.parts.programs.find(state, begun, boot_id);
+    let mut outcome = program.ended(&mut attached.cancellable.cancelled).await;
     failpoint::hit(failpoint::EFFECT_ENDED);
     let _between_steps = shared.steps.read().await;
     let mut waits = Waits::new();

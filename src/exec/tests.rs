@@ -111,7 +111,9 @@ impl Bench {
         let faults = Faults::default();
         let locked = Locked::open(options(&dir, incarnation, boot), journal_id()).expect("a journal");
         let boot_id = BootId::new(boot).expect("an id");
-        let leftovers = Leftovers::settle(&locked, dir.path(), &boot_id).expect("records");
+        let programs: Arc<dyn Programs> = Arc::new(Supervisors::new(program()));
+        let leftovers =
+            Leftovers::settle(Arc::clone(&programs), &locked, dir.path(), &boot_id).expect("records");
         let (journal, recovered) = locked
             .with_faults(faults.clone())
             .recover_with(None, &mut |begun| leftovers.left(begun))
@@ -143,7 +145,7 @@ impl Bench {
             },
             state: dir.path().to_owned(),
             reboot: reboots.clone(),
-            program: program(),
+            programs,
             reattached: recovered.reattached,
         };
         let run = tokio::spawn(Executor::new(parts).run(received, stopped));
@@ -372,8 +374,9 @@ async fn a_stopping_daemon_refuses_and_does_not_wait_for_its_programs() {
     drop(bench.deliveries);
     timeout(Duration::from_secs(5), bench.run).await.expect("it ends").expect("without a panic");
     bench.journal.close().await;
-    std::fs::write(go, "").expect("a file");
     let mut bench = Bench::over(bench.dir, "i-2");
+    // Not before: a program that has ended by then is told to whoever asks for it.
+    std::fs::write(go, "").expect("a file");
     assert_eq!(bench.result().await.state, Terminal::Succeeded, "the stop has ended its program");
     assert_eq!(bench.effects(), 1);
 }

@@ -1,7 +1,7 @@
 //! What the gateway holds in memory: live sessions, admission, those who wait for a command's end. All of it is
 //! rebuilt by the next Hellos, which is why a gateway's crash costs a reconnect and nothing more.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -29,13 +29,15 @@ pub struct Hub {
     pub store: Store,
     /// The development CA.
     pub ca: Ca,
+    /// What connections are accepted with.
+    pub tls: Arc<rustls::ServerConfig>,
     clock: Arc<dyn Clock>,
     rng: Mutex<StdRng>,
     bucket: Mutex<Bucket>,
     streams: Arc<Semaphore>,
     hellos: Arc<Semaphore>,
-    live: Mutex<HashMap<NodeId, Arc<Live>>>,
-    waiting: Mutex<HashMap<CommandId, Vec<oneshot::Sender<()>>>>,
+    live: Mutex<BTreeMap<NodeId, Arc<Live>>>,
+    waiting: Mutex<BTreeMap<CommandId, Vec<oneshot::Sender<()>>>>,
     refused: Mutex<BTreeMap<&'static str, u64>>,
     draining: watch::Sender<bool>,
     events: Notify,
@@ -117,7 +119,14 @@ impl Live {
 }
 
 impl Hub {
-    pub(super) fn new(settings: Settings, store: Store, ca: Ca, clock: Arc<dyn Clock>, rng: StdRng) -> Self {
+    pub(super) fn new(
+        settings: Settings,
+        store: Store,
+        ca: Ca,
+        tls: Arc<rustls::ServerConfig>,
+        clock: Arc<dyn Clock>,
+        rng: StdRng,
+    ) -> Self {
         let limits = settings.limits;
         Self {
             bucket: Mutex::new(Bucket::new(limits.rate, clock.boot())),
@@ -126,6 +135,7 @@ impl Hub {
             settings,
             store,
             ca,
+            tls,
             clock,
             rng: Mutex::new(rng),
             live: Mutex::default(),

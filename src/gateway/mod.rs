@@ -22,6 +22,7 @@ mod service;
 mod session;
 mod state_dir;
 mod store;
+mod task;
 mod ticket;
 mod tls;
 mod update;
@@ -46,15 +47,18 @@ pub use admission::Limits;
 pub use lies::Lies;
 pub use state_dir::CONTROL_SOCKET;
 
+use crate::blocking;
 use crate::clock::Clock;
 use crate::model::limits::FRAME_BYTES;
 use crate::model::{Lane, Reason, ServerTime};
+use crate::ports::ByteStream;
 use crate::wire::link::Endpoint;
 use crate::wire::pb;
 use crate::wire::version::Range;
 use hub::{Hub, SessionEnd};
 use service::Service;
 use store::Store;
+use task::Task;
 
 /// Expired commands are looked for this often.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -111,7 +115,7 @@ impl Options {
             trust_domain: "lab.example".into(),
             endpoints: Vec::new(),
             heartbeat_interval: Duration::from_secs(10),
-            lane_credits: BTreeMap::from([(Lane::Control, 8), (Lane::Work, 16), (Lane::Bulk, 2)]),
+            lane_credits: lane_credits(),
             certificate_life: Duration::from_secs(24 * 3600),
             limits: Limits::default(),
             protocol: Range::OWN,
@@ -120,6 +124,11 @@ impl Options {
             seed: None,
         }
     }
+}
+
+/// Credits of a node, where none are asked for.
+pub fn lane_credits() -> BTreeMap<Lane, u32> {
+    BTreeMap::from([(Lane::Control, 8), (Lane::Work, 16), (Lane::Bulk, 2)])
 }
 
 /// Options with what only a running gateway knows.
@@ -193,12 +202,75 @@ pub async fn run(
     ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
 ) -> Result<(), GatewayError> {
-    let now = ServerTime(clock.wall_ms());
-    let state = options.state.clone();
-    let (held, store, ca) = blocking(move || open_state(&state, now)).await?;
+    let (held, store, ca) = open_state(&options, &clock, store::Mode::Thread).await?;
     let listener = TcpListener::bind(options.listen).await;
     let listener = listener.map_err(|error| GatewayError::Listen(options.listen, error))?;
     let address = listener.local_addr().map_err(|error| GatewayError::Listen(options.listen, error))?;
+    let control_path = options.state.join(CONTROL_SOCKET);
+    let control =
+        held.control_socket().map_err(|error| GatewayError::Control(control_path.clone(), error))?;
+    let hub = prepare(options, address, (store, ca), clock).await?;
+    ready(Ready { address, control: control_path, endpoints: hub.settings.endpoints.clone() });
+    let controlling = control::serve(hub.clone(), control);
+    let result = serve(hub, listener, controlling, stop).await;
+    drop(held);
+    result
+}
+
+/// Runs a gateway for ever in this very thread: connections come from a channel, the store writes inline, and there is
+/// no socket. Dropping the future ends it as a kill would, but for what goes on in connections: those are the caller's
+/// to cut.
+///
+/// # Errors
+/// See [`GatewayError`].
+pub async fn run_in_memory(
+    options: Options,
+    clock: Arc<dyn Clock>,
+    connections: mpsc::Receiver<ByteStream>,
+    ready: impl FnOnce(Local),
+) -> Result<(), GatewayError> {
+    let (held, store, ca) = open_state(&options, &clock, store::Mode::Inline).await?;
+    let address = options.listen;
+    let hub = prepare(options, address, (store, ca), clock).await?;
+    ready(Local(hub.clone()));
+    let result = serve(hub, connections, std::future::pending(), std::future::pending()).await;
+    drop(held);
+    result
+}
+
+/// A gateway in this process, asked without its control socket.
+#[derive(Clone)]
+pub struct Local(Arc<Hub>);
+
+impl Local {
+    /// Asks as over the control socket.
+    pub async fn ask(&self, request: control::Request) -> control::Response {
+        control::answer(&self.0, request).await
+    }
+
+    /// Nothing is written any more: a killed gateway's sessions end without a trace of it.
+    pub fn close_store(&self) {
+        if let Some(inline) = self.0.store.inline() {
+            inline.close();
+        }
+    }
+
+    /// Its store does nothing for so long.
+    pub fn hold_store(&self, time: Duration) {
+        if let Some(inline) = self.0.store.inline() {
+            inline.hold(time);
+        }
+    }
+}
+
+/// Everything before the first connection.
+async fn prepare(
+    options: Options,
+    address: SocketAddr,
+    (store, ca): (Store, ca::Ca),
+    clock: Arc<dyn Clock>,
+) -> Result<Arc<Hub>, GatewayError> {
+    let now = ServerTime(clock.wall_ms());
     let endpoints = match options.endpoints.as_slice() {
         [] => vec![Endpoint { host: address.ip().to_string(), port: address.port() }],
         named => named.to_vec(),
@@ -206,7 +278,7 @@ pub async fn run(
     let mut rng = options.seed.map_or_else(StdRng::from_os_rng, StdRng::seed_from_u64);
     let hosts: Vec<String> = endpoints.iter().map(|endpoint| endpoint.host.clone()).collect();
     let (chain, key) = ca.serving(&hosts, now, &mut rng)?;
-    let tls = Arc::new(tls::server_config(chain, key, ca.certificate())?);
+    let tls = Arc::new(tls::server_config(chain, key, ca.certificate(), clock.clone())?);
 
     store.nobody_connected(now).await?;
     let fresh = format!("g-{:016x}", rand::RngCore::next_u64(&mut rng));
@@ -222,50 +294,43 @@ pub async fn run(
         upgrade_only: options.upgrade_only,
         lies: options.lies,
     };
-    let hub = Arc::new(Hub::new(settings, store, ca, clock, rng));
-    let control_path = options.state.join(CONTROL_SOCKET);
-    let control =
-        held.control_socket().map_err(|error| GatewayError::Control(control_path.clone(), error))?;
-    ready(Ready { address, control: control_path, endpoints: hub.settings.endpoints.clone() });
-    let result = serve(hub, listener, tls, control, stop).await;
-    drop(held);
-    result
+    Ok(Arc::new(Hub::new(settings, store, ca, tls, clock, rng)))
 }
 
-fn open_state(
-    state: &std::path::Path,
-    now: ServerTime,
+async fn open_state(
+    options: &Options,
+    clock: &Arc<dyn Clock>,
+    mode: store::Mode,
 ) -> Result<(state_dir::Held, Store, ca::Ca), GatewayError> {
-    let held = state_dir::Held::take(state)?;
-    let store = Store::open(&state.join("gateway.db"))?;
-    let ca = ca::Ca::open(&state.join("ca"), now)?;
-    Ok((held, store, ca))
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(value) => value,
+    let (state, now) = (options.state.clone(), ServerTime(clock.wall_ms()));
+    let opened = blocking::run(move || {
+        let held = state_dir::Held::take(&state)?;
+        let store = Store::open(&state.join("gateway.db"), mode)?;
+        let ca = ca::Ca::open(&state.join("ca"), now)?;
+        Ok((held, store, ca))
+    });
+    match opened.await {
+        Ok(opened) => opened,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
 }
 
 async fn serve(
     hub: Arc<Hub>,
-    listener: TcpListener,
-    tls: Arc<rustls::ServerConfig>,
-    control: tokio::net::UnixListener,
+    listener: impl tls::Listener,
+    controlling: impl Future<Output = ()> + Send + 'static,
     stop: impl Future<Output = ()>,
 ) -> Result<(), GatewayError> {
     let (connections, incoming) = mpsc::channel(CONNECTIONS);
-    let accepting = tokio::spawn(tls::accept(listener, tls, connections));
-    let controlling = tokio::spawn(control::serve(hub.clone(), control));
-    let keeping = tokio::spawn(keep_house(hub.clone()));
+    let accepting = Task::spawn(tls::accept(listener, hub.tls.clone(), connections));
+    let controlling = Task::spawn(controlling);
+    let keeping = Task::spawn(keep_house(hub.clone()));
     let service = Service(hub.clone());
     let node = pb::node_server::NodeServer::new(service.clone()).max_decoding_message_size(FRAME_BYTES);
     let enrollment =
         pb::enrollment_server::EnrollmentServer::new(service).max_decoding_message_size(FRAME_BYTES);
     let (close, closed) = oneshot::channel::<()>();
-    let mut server = tokio::spawn(
+    let mut server = Task::spawn(
         tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(KEEP_ALIVE))
             .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
@@ -283,13 +348,12 @@ async fn serve(
     };
     let mut result = Ok(());
     tokio::select! {
+        biased;
         () = stop => {}
         () = failed => result = Err(store::StoreError::Closed.into()),
         ended = &mut server => result = ended.unwrap_or(Ok(())).map_err(GatewayError::from),
     }
-    accepting.abort();
-    controlling.abort();
-    keeping.abort();
+    drop((accepting, controlling, keeping));
     hub.set_draining(true);
     for (_, live) in hub.sessions() {
         live.end(SessionEnd::told(Code::Unavailable, Reason::Draining, "the gateway is stopping"));
@@ -297,8 +361,8 @@ async fn serve(
     let _ = close.send(());
     if !server.is_finished() {
         let _ = tokio::time::timeout(STOP, &mut server).await;
-        server.abort();
     }
+    drop(server);
     flush(&hub).await;
     result
 }

@@ -11,7 +11,7 @@ use rusqlite::Connection;
 use rusqlite::config::DbConfig;
 use tokio::sync::{oneshot, watch};
 
-use super::error::{WriteError, failed_sync, is_failed_sync, system_errno};
+use super::error::{WriteError, failed_sync, full_disk, is_failed_sync, system_errno};
 use super::events::{EventCounts, PendingEvents};
 use super::faults::{At, Faults};
 use super::lazy::Lazy;
@@ -268,6 +268,7 @@ impl Core {
 
     fn commit(&mut self) -> rusqlite::Result<()> {
         self.faults.check(At::Commit)?;
+        write_fault::check(Point::JournalWrite, &self.db).map_err(|error| full_disk(&error))?;
         write_fault::check(Point::JournalSync, &self.db).map_err(|error| failed_sync(&error))?;
         self.execute("COMMIT")
     }

@@ -1,6 +1,7 @@
 //! One agent: its files, its chance, its join and its start, through the code of `bcd join` and `bcd node`.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,8 @@ use tokio::time::sleep;
 
 use super::cable::{Cable, Cabled, Weather};
 use super::seed;
+use super::surroundings::Surroundings;
+use crate::blocking;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::host::fake_machine::FakeMachine;
@@ -20,7 +23,7 @@ use crate::host::tcp::Tcp;
 use crate::identity::join::{self, JoinError, JournalOptions};
 use crate::identity::{Ticket, TicketError};
 use crate::journal::{Limits, OpenError};
-use crate::model::{Incarnation, NodeId};
+use crate::model::{Exit, Incarnation, NodeId};
 use crate::node::{BuildError, Node, Options};
 use crate::ports::Connect;
 use crate::wire::dsse::Policy;
@@ -30,10 +33,18 @@ use crate::wire::tls::BUILD_TIME;
 const WAL_BYTES: u64 = 256 << 10;
 /// Longest trial of a join: the gateway admits 200 a second.
 const JOIN: Duration = Duration::from_secs(60);
-/// A killed agent's last write may still be under way when it starts again: its journal is then still held, as
-/// it would be by a process that the kernel has not buried yet.
-const HELD_TRIES: u32 = 100;
-const HELD_PAUSE: Duration = Duration::from_millis(50);
+/// What passes is tried again, as systemd does with a daemon that could not start.
+const TRIES: u32 = 600;
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A killed agent's last write may still be under way when it starts again: its journal is then still held, as it
+/// would be by a process that the kernel has not buried yet. And a disk may be full.
+fn is_passing(error: &BuildError) -> bool {
+    matches!(error, BuildError::Journal(OpenError::Held { .. })) || error.exit() == Exit::CannotWrite
+}
+
+/// The journal's database and its log.
+const JOURNAL: [&str; 2] = ["journal.db", "journal.db-wal"];
 
 /// An agent that is not running.
 #[derive(Debug, Clone)]
@@ -42,8 +53,8 @@ pub struct Agent {
     pub index: usize,
     /// Whose boot it runs in.
     pub machine: FakeMachine,
-    /// What its links go through.
-    pub cable: Cable,
+    /// What its lives have in common.
+    pub surroundings: Surroundings,
     state: PathBuf,
     seed: u64,
 }
@@ -70,15 +81,16 @@ pub enum AgentError {
 
 impl Agent {
     /// The agent of this number below `nodes`.
-    pub fn new(nodes: &Path, seed: u64, index: usize) -> Self {
+    pub fn new(nodes: &Path, seed: u64, index: usize, clock: Arc<dyn Clock>) -> Self {
         let machine = FakeMachine::new(nodes.join(format!("{index}.boots")));
+        let state = nodes.join(index.to_string());
         let number = u64::try_from(index).unwrap_or(u64::MAX);
         let cable = Cable::new(seed::stream(seed, "cable", number).next_u64(), Weather::default());
-        Self { index, machine, cable, state: nodes.join(index.to_string()), seed }
+        Self { index, machine, surroundings: Surroundings::new(state.clone(), clock, cable), state, seed }
     }
 
     fn connect(&self) -> Arc<dyn Connect> {
-        Arc::new(Cabled { connect: Arc::new(Tcp), cable: self.cable.clone() })
+        Arc::new(Cabled { connect: Arc::new(Tcp), cable: self.surroundings.cable() })
     }
 
     /// The chance of its life, or of its join.
@@ -110,12 +122,7 @@ impl Agent {
     ///
     /// # Errors
     /// See [`AgentError`].
-    pub async fn build(
-        &self,
-        rng: &mut StdRng,
-        clock: &Arc<dyn Clock>,
-        stop: watch::Sender<bool>,
-    ) -> Result<Node, AgentError> {
+    pub async fn build(&self, rng: &mut StdRng, stop: watch::Sender<bool>) -> Result<Node, AgentError> {
         let boot_id = self.machine.boot_id().map_err(AgentError::BootId)?;
         let mut config = Config::defaults();
         config.state = self.state.clone();
@@ -127,20 +134,37 @@ impl Agent {
             connect: self.connect(),
             ..Options::new(
                 &config,
-                Arc::clone(clock),
+                self.surroundings.clock(),
                 StdRng::from_rng(rng),
                 boot_id,
                 Arc::new(self.machine.port(stop)),
             )
         };
-        for _ in 0..HELD_TRIES {
+        for _ in 0..TRIES {
             let once = options.clone();
-            match tokio::task::spawn_blocking(move || Node::build(once)).await? {
-                Err(BuildError::Journal(OpenError::Held { .. })) => sleep(HELD_PAUSE).await,
+            match blocking::run(move || Node::build(once)).await? {
+                Err(error) if is_passing(&error) => sleep(PAUSE).await,
                 built => return Ok(built?),
             }
         }
-        let last = tokio::task::spawn_blocking(move || Node::build(options)).await?;
+        let last = blocking::run(move || Node::build(options)).await?;
         Ok(last?)
+    }
+    /// Takes its journal away while it is down. Programs and their records stay.
+    ///
+    /// # Errors
+    /// A file cannot be removed.
+    pub async fn lose_journal(&self) -> io::Result<()> {
+        let state = self.state.clone();
+        let removed = blocking::run(move || {
+            for file in JOURNAL {
+                match std::fs::remove_file(state.join(file)) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
+            }
+            Ok(())
+        });
+        removed.await.map_err(io::Error::other)?
     }
 }

@@ -8,9 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use rand::Rng;
 use rand::rngs::StdRng;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::gateway::control::{Client, ClientError, Request, Response};
@@ -38,6 +40,9 @@ pub enum GatewayError {
     /// A question was not answered in time.
     #[error("the gateway did not answer within {}s", ANSWER.as_secs())]
     Slow,
+    /// It was ended or stopped by a fault before it answered.
+    #[error("the gateway is down")]
+    Down,
 }
 
 /// Longest wait for a started gateway's first answer.
@@ -58,6 +63,8 @@ pub struct GatewayProcess {
     log: PathBuf,
     port: u16,
     child: Mutex<Option<Child>>,
+    /// False while a fault has it dead or stopped: nobody waits for its answers then.
+    up: watch::Sender<bool>,
 }
 
 impl GatewayProcess {
@@ -65,15 +72,21 @@ impl GatewayProcess {
     ///
     /// # Errors
     /// See [`GatewayError`].
-    pub async fn start(exe: PathBuf, work: &Path, rng: &mut StdRng) -> Result<Self, GatewayError> {
+    pub async fn start(
+        exe: PathBuf,
+        work: &Path,
+        number: usize,
+        rng: &mut StdRng,
+    ) -> Result<Self, GatewayError> {
         let start = |source| GatewayError::Start { exe: exe.clone(), source };
         let port = free_port(rng).map_err(start)?;
         let gateway = Self {
             exe: exe.clone(),
             state: work.join("gateway"),
-            log: work.join("gateway.log"),
+            log: work.join(format!("gateway-{number}.log")),
             port,
             child: Mutex::new(None),
+            up: watch::Sender::new(false),
         };
         gateway.restart().await?;
         Ok(gateway)
@@ -81,6 +94,7 @@ impl GatewayProcess {
 
     /// Kills it: SIGKILL, nothing is flushed.
     pub async fn kill(&self) {
+        self.up.send_replace(false);
         if let Some(mut child) = self.child.lock().await.take() {
             let _ = child.kill();
             let reaped = tokio::task::spawn_blocking(move || child.wait());
@@ -95,6 +109,7 @@ impl GatewayProcess {
     pub async fn restart(&self) -> Result<(), GatewayError> {
         let child = self.spawn().map_err(|source| GatewayError::Start { exe: self.exe.clone(), source })?;
         *self.child.lock().await = Some(child);
+        self.up.send_replace(true);
         let until = Instant::now() + READY;
         while Instant::now() < until {
             if self.ask(&Request::Stats).await.is_ok() {
@@ -106,6 +121,31 @@ impl GatewayProcess {
             sleep(Duration::from_millis(20)).await;
         }
         Err(GatewayError::NotReady { log: self.log.clone() })
+    }
+
+    /// Stops its process where it stands; it holds its connections, and the kernel answers for them.
+    pub async fn stop(&self) {
+        self.up.send_replace(false);
+        self.signal(Signal::SIGSTOP).await;
+    }
+
+    /// Lets it go on as if nothing had been.
+    pub async fn go_on(&self) {
+        self.signal(Signal::SIGCONT).await;
+        self.up.send_replace(true);
+    }
+
+    async fn signal(&self, signal: Signal) {
+        let pid = self.child.lock().await.as_ref().and_then(|child| i32::try_from(child.id()).ok());
+        if let Some(pid) = pid {
+            // An unreaped child keeps its pid, so that no other process is meant.
+            let _ = kill(Pid::from_raw(pid), signal);
+        }
+    }
+
+    /// Whether no fault has it dead or stopped.
+    pub fn is_up(&self) -> bool {
+        *self.up.borrow()
     }
 
     async fn has_ended(&self) -> bool {
@@ -137,7 +177,12 @@ impl GatewayProcess {
     /// It is not there, did not answer in time, or said no.
     pub async fn ask(&self, request: &Request) -> Result<Response, GatewayError> {
         let asked = async { Client::connect(&self.state).await?.call(request).await };
-        Ok(timeout(ANSWER, asked).await.map_err(|_| GatewayError::Slow)??)
+        let mut up = self.up.subscribe();
+        tokio::select! {
+            biased;
+            answer = timeout(ANSWER, asked) => Ok(answer.map_err(|_| GatewayError::Slow)??),
+            _ = up.wait_for(|up| !*up) => Err(GatewayError::Down),
+        }
     }
 }
 

@@ -1,10 +1,10 @@
-//! `bcd sim`: real agents against the reference gateway, killed at random, judged from outside.
+//! `bcd sim`: real agents against the reference gateway, broken at random, judged from outside.
 //!
 //! ```text
-//! gateway (child process) ◀──mTLS── agents (this process) ──start──▶ programs ──append──▶ witness file
-//!        ▲      ▲                        ▲
-//!   control     └── SIGKILL, start ── chaos ── drop, start
-//!    socket
+//! gateways (child processes) ◀──mTLS── agents (this process) ──start──▶ programs ──append──▶ witness file
+//!        ▲      ▲                           ▲
+//!   control     └── SIGKILL, SIGSTOP ── chaos ── drop, reboot, cut, fill the disk …
+//!    sockets
 //!        └── load, history, events ──▶ evidence ──▶ invariants ──▶ report
 //! ```
 //!
@@ -16,8 +16,10 @@ pub mod cable;
 pub mod chaos;
 mod descriptors;
 mod drive;
+pub mod faults;
 mod fleet;
 mod gateway_process;
+mod gateways;
 pub mod history;
 pub mod invariants;
 mod live;
@@ -28,6 +30,7 @@ mod reconnect;
 pub mod report;
 mod run;
 mod seed;
+mod surroundings;
 
 use std::time::Duration;
 
@@ -39,6 +42,8 @@ pub use run::{SimError, run};
 pub struct Options {
     /// Agents.
     pub nodes: usize,
+    /// Gateways over one store.
+    pub gateways: usize,
     /// How long load and chaos last; joining comes before it, settling after it.
     pub duration: Duration,
     /// Fixes the load, the kills and the agents' own chance.
@@ -52,9 +57,9 @@ pub struct Options {
 impl Options {
     /// The command line that does it again.
     pub fn command_line(&self) -> String {
-        let Self { nodes, duration, seed, chaos, commands_per_second } = self;
+        let Self { nodes, gateways, duration, seed, chaos, commands_per_second } = self;
         format!(
-            "bcd sim --nodes {nodes} --duration {}s --seed {seed} --chaos {} --commands-per-second {commands_per_second}",
+            "bcd sim --nodes {nodes} --gateways {gateways} --duration {}s --seed {seed} --chaos {} --commands-per-second {commands_per_second}",
             duration.as_secs_f64(),
             chaos.name(),
         )

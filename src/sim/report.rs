@@ -1,6 +1,6 @@
 //! The closing table and its JSON form.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
@@ -9,18 +9,8 @@ use super::Options;
 use super::history::Evidence;
 use super::invariants::Verdict;
 use super::load::Class;
+use super::reconnect;
 use crate::model::CommandId;
-
-/// Kills that were carried out.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Faults {
-    /// Agents.
-    pub agents: usize,
-    /// Machines restarted.
-    pub machines: usize,
-    /// The gateway.
-    pub gateway: usize,
-}
 
 /// How commands ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -73,13 +63,13 @@ pub struct Report {
     pub options: Options,
     /// Agents connected when the run ended.
     pub connected: usize,
-    /// What was broken.
-    pub faults: Faults,
+    /// How often each fault was carried out, by name.
+    pub faults: BTreeMap<&'static str, usize>,
     /// First dispatch to the gateway's receipt of ACCEPTED.
     pub accept: Samples,
     /// ACCEPTED to the result, at the gateway; commands that sleep are left out.
     pub result: Samples,
-    /// From a restart (of the agent, or of the gateway) to the node's next Welcome.
+    /// From a restart or a cut to the node's next Welcome.
     pub reconnect: Samples,
     /// Growth of this process's resident memory, KiB an agent.
     pub memory_kib: u64,
@@ -105,9 +95,9 @@ impl Report {
             ends: ends(evidence),
             options,
             verdicts,
-            connected: 0,
-            faults: Faults::default(),
-            reconnect: Samples::default(),
+            connected: evidence.nodes.iter().filter(|node| node.state == "connected").count(),
+            faults: BTreeMap::new(),
+            reconnect: Samples::new(reconnect::times(evidence)),
             memory_kib: 0,
             troubles: Vec::new(),
         }
@@ -130,9 +120,10 @@ impl Report {
         };
         let options = &self.options;
         let mut text = format!(
-            "nodes     {} ({} connected)   gateways 1   seed {}   {} s   chaos {}\n",
+            "nodes     {} ({} connected)   gateways {}   seed {}   {} s   chaos {}\n",
             options.nodes,
             self.connected,
+            options.gateways,
             options.seed,
             options.duration.as_secs(),
             options.chaos.name(),
@@ -140,7 +131,7 @@ impl Report {
         let _ = write!(
             text,
             "commands  {}   succeeded {}   failed {} ({asked})   interrupted {}   expired {}   duplicates {}   lost {}\n\
-             faults    agents killed {}   machines rebooted {}   gateway killed {}\n\
+             faults    {}\n\
              latency   dispatch→accepted {}   accepted→result {}   reconnect {}\n\
              memory    {} KiB an agent\n",
             grouped(total),
@@ -150,9 +141,7 @@ impl Report {
             grouped(expired),
             grouped(duplicates),
             grouped(lost),
-            self.faults.agents,
-            self.faults.machines,
-            self.faults.gateway,
+            self.faults_text(),
             self.accept.text(),
             self.result.text(),
             self.reconnect.text(),
@@ -176,6 +165,19 @@ impl Report {
         text
     }
 
+    /// A few to a line.
+    fn faults_text(&self) -> String {
+        const A_LINE: usize = 5;
+        let each: Vec<String> =
+            self.faults.iter().map(|(name, count)| format!("{name} {}", grouped(*count))).collect();
+        match each.is_empty() {
+            true => "none".into(),
+            false => {
+                each.chunks(A_LINE).map(|line| line.join("   ")).collect::<Vec<_>>().join("\n          ")
+            }
+        }
+    }
+
     /// One object in one line.
     pub fn json(&self) -> Value {
         let invariants = self.verdicts.iter().map(|verdict| {
@@ -192,11 +194,7 @@ impl Report {
                 "succeeded": succeeded, "failed": failed, "interrupted": interrupted, "expired": expired,
                 "unended": unended, "duplicates": duplicates, "lost": lost,
             },
-            "faults": {
-                "agents_killed": self.faults.agents,
-                "machines_rebooted": self.faults.machines,
-                "gateway_killed": self.faults.gateway,
-            },
+            "faults": self.faults,
             "latency_ms": {
                 "accept": self.accept.json(), "result": self.result.json(), "reconnect": self.reconnect.json(),
             },
@@ -217,7 +215,8 @@ fn ends(evidence: &Evidence) -> Ends {
             ("expired", _) | (_, "expired") => ends.expired += 1,
             ("failed" | "rejected" | "cancelled", _) => {
                 ends.failed += 1;
-                ends.failed_unasked += usize::from(class != Some(Class::Fails));
+                let asked = matches!(class, Some(Class::Fails | Class::Cancelled(_)));
+                ends.failed_unasked += usize::from(!asked && row.reason != "journal-lost");
             }
             _ => ends.unended += 1,
         }

@@ -7,13 +7,15 @@ use std::time::Duration;
 
 use super::agent::{Agent, AgentError};
 use super::drive::Drive;
+use super::faults::Tally;
 use super::fleet::Fleet;
-use super::gateway_process::{GatewayError, GatewayProcess};
+use super::gateway_process::GatewayError;
+use super::gateways::Gateways;
+use super::history::Evidence;
 use super::invariants::judge;
 use super::live::{self, Counts};
 use super::observe;
-use super::reconnect::{self, Restart};
-use super::report::{Faults, Report, Samples};
+use super::report::Report;
 use super::{Options, seed};
 use crate::clock::{Clock, SystemClock};
 
@@ -59,60 +61,58 @@ const SETTLE: Duration = Duration::from_secs(90);
 pub async fn run(options: Options, exe: PathBuf, work: &Path) -> Result<Report, SimError> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let mut gateway_chance = seed::stream(options.seed, "gateway", 0);
-    let gateway = Arc::new(GatewayProcess::start(exe, work, &mut gateway_chance).await?);
+    let gateways = Gateways::start(&exe, work, options.gateways, &mut gateway_chance).await?;
+    let gateways = Arc::new(gateways);
     let homes = work.join("nodes");
     std::fs::create_dir(&homes).map_err(|source| SimError::Work { path: homes.clone(), source })?;
     let agents: Vec<Agent> =
-        (0..options.nodes).map(|index| Agent::new(&homes, options.seed, index)).collect();
-    let ticket = observe::ticket(&gateway, options.nodes).await?;
+        (0..options.nodes).map(|index| Agent::new(&homes, options.seed, index, Arc::clone(&clock))).collect();
+    let ticket = observe::ticket(&gateways, options.nodes).await?;
     let nodes = Fleet::join(&agents, &ticket).await.map_err(SimError::Join)?;
 
     let before_kib = resident_kib();
-    let fleet = Fleet::start(agents, &clock);
-    let counts = Arc::new(Counts::default());
-    let line = tokio::spawn(live::show(options.nodes, gateway.clone(), counts.clone()));
+    let (counts, tally) = (Arc::new(Counts::default()), Arc::new(Tally::default()));
+    let fleet = Fleet::start(agents, &clock, &tally);
+    let line = live::show(options.nodes, gateways.clone(), counts.clone(), tally.clone());
+    let line = tokio::spawn(line);
     let mut troubles = Vec::new();
-    if !observe::settled(&gateway, options.nodes, CONNECT).await {
+    if !observe::settled(&gateways, options.nodes, CONNECT).await {
         troubles.push(format!("not every node was connected {} s after its start", CONNECT.as_secs()));
     }
 
     let witness = work.join("witness");
     let drive = Drive {
         options: &options,
-        gateway: &gateway,
+        gateways: &gateways,
         fleet: &fleet,
         counts: &counts,
+        tally: &tally,
         clock: &*clock,
         nodes: &nodes,
         witness: &witness,
     };
     let driven = drive.run().await?;
     let grown_kib = resident_kib().saturating_sub(before_kib);
-    if !observe::settled(&gateway, options.nodes, SETTLE).await {
+    if !observe::settled(&gateways, options.nodes, SETTLE).await {
         troubles.push(format!("not everything had settled {} s after the last fault", SETTLE.as_secs()));
     }
     line.abort();
     live::clear();
 
-    let evidence = observe::collect(&gateway, driven.handed, &witness).await?;
-    let connected = observe::connected(&gateway).await?;
+    let mut moments = driven.moments;
+    moments.extend(fleet.moments());
+    moments.sort_by_key(|moment| moment.at_ms);
+    let evidence = Evidence { handed: driven.handed, agents: nodes, moments, ..Evidence::default() };
+    let mut evidence = observe::collect(&gateways, evidence, &witness).await?;
     let diary = fleet.stop().await;
+    evidence.boots = diary.boots;
     troubles.extend(driven.troubles);
     troubles.extend(diary.troubles);
-    let agent_restarts = diary.restarts.iter().map(|(agent, at)| Restart::Agent(*agent, *at));
-    let restarts: Vec<Restart> = agent_restarts.chain(driven.gateway_restarts).collect();
-    let away = reconnect::times(&evidence, &nodes, &restarts);
 
-    let nodes = u64::try_from(options.nodes.max(1)).unwrap_or(u64::MAX);
+    let agents = u64::try_from(options.nodes.max(1)).unwrap_or(u64::MAX);
     let mut report = Report::new(options, &evidence, judge(&evidence));
-    report.connected = connected;
-    report.faults = Faults {
-        agents: Counts::get(&counts.agents_killed),
-        machines: Counts::get(&counts.machines_rebooted),
-        gateway: Counts::get(&counts.gateway_killed),
-    };
-    report.reconnect = Samples::new(away);
-    report.memory_kib = grown_kib / nodes;
+    report.faults = tally.counts();
+    report.memory_kib = grown_kib / agents;
     report.troubles = troubles;
     Ok(report)
 }

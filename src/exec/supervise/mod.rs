@@ -12,6 +12,8 @@
 mod end;
 mod follow;
 pub(super) mod group;
+#[cfg(feature = "fakehw")]
+pub mod imitation;
 pub(super) mod job;
 mod output;
 mod spawn;
@@ -168,7 +170,8 @@ fn output_limit(args: &ExecArgs) -> usize {
     asked.unwrap_or(STREAM_BYTES).min(STREAM_BYTES)
 }
 
-fn time_limit(args: &ExecArgs) -> Duration {
+/// What a program may take at most.
+pub(super) fn time_limit(args: &ExecArgs) -> Duration {
     args.time_limit_s.map_or(Kind::NodeExec.properties().default_run_time, Duration::from_secs)
 }
 

@@ -8,6 +8,7 @@ mod commands;
 mod enrol;
 mod events;
 mod hello;
+mod inline;
 mod node_events;
 mod schema;
 mod updates;
@@ -22,6 +23,7 @@ use tokio::sync::{mpsc, oneshot};
 pub use commands::{Cancelled, Deliver, NewCommand};
 pub use enrol::{JoinRefusal, JoinTry, Joined};
 pub use hello::{HelloFacts, HelloRefusal};
+pub use inline::Inline;
 pub use updates::{Applied, Effects};
 
 /// Jobs in one transaction at most.
@@ -85,10 +87,23 @@ pub enum OpenError {
 type Report = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
 type Job = Box<dyn FnOnce(&Connection) -> Report + Send>;
 
-/// A handle to the writer's thread. The thread ends when the last handle is dropped.
+/// How the writer runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// On a thread of its own, which ends when the last handle is dropped.
+    Thread,
+    /// Within each call, a transaction a job: for virtual time, where a wait for a thread would pass for idleness.
+    Inline,
+}
+
+/// A handle to the writer.
 #[derive(Debug, Clone)]
-pub struct Store {
-    jobs: mpsc::Sender<Job>,
+pub struct Store(Writer);
+
+#[derive(Debug, Clone)]
+enum Writer {
+    Thread(mpsc::Sender<Job>),
+    Inline(Inline),
 }
 
 impl Store {
@@ -96,14 +111,17 @@ impl Store {
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub fn open(path: &Path) -> Result<Self, OpenError> {
+    pub fn open(path: &Path, mode: Mode) -> Result<Self, OpenError> {
         let connection = schema::open(path)?;
+        if mode == Mode::Inline {
+            return Ok(Self(Writer::Inline(Inline::over(connection))));
+        }
         let (jobs, queue) = mpsc::channel(QUEUE);
         std::thread::Builder::new()
             .name("gateway-store".into())
             .spawn(move || write_jobs(&connection, queue))
             .map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
-        Ok(Self { jobs })
+        Ok(Self(Writer::Thread(jobs)))
     }
 
     /// Runs a job and waits for its commit. Dropping the future does not undo the job.
@@ -126,13 +144,39 @@ impl Store {
                 let _ = reply.send(result);
             })
         });
-        self.jobs.send(boxed).await.map_err(|_| StoreError::Closed)?;
+        match &self.0 {
+            Writer::Thread(jobs) => jobs.send(boxed).await.map_err(|_| StoreError::Closed)?,
+            Writer::Inline(writer) => writer.run(boxed).await,
+        }
         answer.await.map_err(|_| StoreError::Closed)?
+    }
+
+    /// Holds the store's write lock for a while, as a process would that hangs in its transaction.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn stop(&self, time: std::time::Duration) -> Result<(), StoreError> {
+        self.run(move |_| {
+            std::thread::sleep(time);
+            Ok(())
+        })
+        .await
     }
 
     /// Resolves when the writer has ended by itself: a commit failed.
     pub async fn failed(&self) {
-        self.jobs.closed().await;
+        match &self.0 {
+            Writer::Thread(jobs) => jobs.closed().await,
+            Writer::Inline(writer) => writer.closed().await,
+        }
+    }
+
+    /// What breaks it in a simulation; absent where a thread writes.
+    pub fn inline(&self) -> Option<Inline> {
+        match &self.0 {
+            Writer::Thread(_) => None,
+            Writer::Inline(writer) => Some(writer.clone()),
+        }
     }
 }
 
@@ -151,28 +195,34 @@ fn within_savepoint<T>(
 
 fn write_jobs(db: &Connection, mut queue: mpsc::Receiver<Job>) {
     while let Some(first) = queue.blocking_recv() {
-        let mut reports = Vec::new();
-        let mut next = Some(first);
-        let begun = db.prepare_cached("BEGIN IMMEDIATE").and_then(|mut begin| begin.execute([]));
-        while let Some(job) = next.take() {
-            reports.push(job(db));
-            if reports.len() < BATCH {
-                next = queue.try_recv().ok();
-            }
-        }
-        let committed =
-            begun.and_then(|_| db.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([])));
-        let result = committed.map(|_| ()).map_err(|error| StoreError::Commit(Arc::new(error)));
-        let failed = result.is_err();
-        for report in reports {
-            report(result.clone());
-        }
-        if failed {
-            // A failed sync may have dropped pages that a second try would report as written.
-            tracing::error!(error = ?result.err(), "the gateway's store cannot commit; the gateway stops");
+        if !transact(db, first, || queue.try_recv().ok()) {
             return;
         }
     }
+}
+
+/// One transaction of this job and of those that wait behind it. False: it could not be committed, and nothing may be
+/// written any more.
+fn transact(db: &Connection, first: Job, mut waiting: impl FnMut() -> Option<Job>) -> bool {
+    let mut reports = Vec::new();
+    let mut next = Some(first);
+    let begun = db.prepare_cached("BEGIN IMMEDIATE").and_then(|mut begin| begin.execute([]));
+    while let Some(job) = next.take() {
+        reports.push(job(db));
+        if reports.len() < BATCH {
+            next = waiting();
+        }
+    }
+    let committed = begun.and_then(|_| db.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([])));
+    let result = committed.map(|_| ()).map_err(|error| StoreError::Commit(Arc::new(error)));
+    for report in reports {
+        report(result.clone());
+    }
+    // A failed sync may have dropped pages that a second try would report as written.
+    if let Err(error) = &result {
+        tracing::error!(?error, "the gateway's store cannot commit; the gateway stops");
+    }
+    result.is_ok()
 }
 
 /// For SQLite, which has no unsigned 64-bit integer.

@@ -63,7 +63,11 @@ async fn the_older_identity_of_a_node_that_joined_again_is_told_identity_superse
     let machine = gateway.machine().await;
     let dir = gateway.stop().await;
     // A store as a later join of the same node leaves it; a gateway that re-joins nodes is not built yet.
-    let store = crate::gateway::store::Store::open(&dir.path().join("gw/gateway.db")).expect("a store");
+    let store = crate::gateway::store::Store::open(
+        &dir.path().join("gw/gateway.db"),
+        crate::gateway::store::Mode::Thread,
+    )
+    .expect("a store");
     let raised = store.run(|db| db.execute("UPDATE nodes SET generation = generation + 1", [])).await;
     assert_eq!(raised.expect("stored"), 1);
     drop(store);

@@ -16,7 +16,7 @@ struct Bench {
 impl Bench {
     async fn new() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
-        let store = Store::open(&dir.path().join("gateway.db")).expect("a store");
+        let store = Store::open(&dir.path().join("gateway.db"), super::super::Mode::Thread).expect("a store");
         let node = NodeId::new("n-1").expect("an id");
         let id = CommandId::new("c-1").expect("an id");
         let insert = "INSERT INTO nodes (node_id, generation, role, site) VALUES ('n-1', 1, 'host', 'lab')";
