@@ -148,7 +148,7 @@ fn line(command: Unfinished) -> Line {
 /// Processes of commands of this node, whoever started them and however they got away from their parents.
 async fn processes(shared: &Shared) -> Result<Vec<Process>, String> {
     let (state, journal) = (shared.parts.state.clone(), shared.parts.journal.id());
-    let (node, programs) = (shared.parts.audience.node_id.clone(), Arc::clone(&shared.parts.programs));
+    let (programs, node) = (Arc::clone(&shared.parts.programs), shared.parts.audience.node_id.clone());
     let looked = blocking::run(move || look(&*programs, &state, &node, journal)).await;
     looked.map_err(|error| format!("the look at the processes broke off: {error}"))?
 }

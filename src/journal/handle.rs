@@ -82,6 +82,16 @@ impl Journal {
         answer.await.unwrap_or_else(|_| Err(WriteError::writer_gone()))
     }
 
+    /// Runs `jobs` in one batch, as the thread does with what waits together; on an inline journal.
+    #[cfg(test)]
+    pub(super) fn run_together(&self, jobs: Vec<Box<dyn super::core::Job>>) {
+        if let Writer::Inline(slot) = &*self.writer
+            && let Some((core, lazy)) = slot.lock().unwrap_or_else(PoisonError::into_inner).as_mut()
+        {
+            *lazy = core.run_batch(jobs, std::mem::take(lazy));
+        }
+    }
+
     /// Its id. An old copy is given a new one.
     pub fn id(&self) -> JournalId {
         self.shared.named().id.clone()

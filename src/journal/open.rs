@@ -105,7 +105,7 @@ impl Locked {
         let mut moved_aside = None;
         let conn = match first {
             Err(OpenError::Sqlite { source, .. }) if is_corrupt(&source) => {
-                let aside = files::move_aside(&state, &db, unix_s())?;
+                let aside = files::move_aside(ground.disk, &state, &db, unix_s())?;
                 tracing::error!(error = %source, kept = %aside.display(), "the journal is corrupt and was moved aside");
                 moved_aside = aside.file_name().map(|name| name.to_string_lossy().into_owned());
                 files::prepare(ground.disk, &state, &db, unix_s())?;
@@ -257,6 +257,7 @@ impl Locked {
             last_seq,
             left: Vec::new(),
             faults: self.faults,
+            lazy_alone: false,
             clock: self.clock,
             open: self.open,
             _lock: self.lock,

@@ -12,12 +12,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
 use super::chaos;
 use super::faults::{Blow, Fault, Tally, What};
-use super::fleet::Fleet;
 use super::gateway_process::GatewayError;
 use super::gateways::Gateways;
 use super::history::{Handed, Moment, Struck};
 use super::live::Counts;
 use super::load::{Class, Load, Planned};
+use super::spread::Agents;
+use super::strikes::strike_agents;
 use super::{Options, SimError, seed};
 use crate::clock::Clock;
 use crate::gateway::control::{ClientError, Request, Response};
@@ -27,7 +28,7 @@ use crate::model::{CommandId, NodeId};
 const AGAIN: Duration = Duration::from_millis(50);
 
 /// Commands in the middle of being handed over: what a gateway commits together.
-const AT_ONCE: usize = 32;
+const AT_ONCE: usize = 128;
 
 /// What is driven, and by what.
 pub struct Drive<'a> {
@@ -36,7 +37,7 @@ pub struct Drive<'a> {
     /// The gateways.
     pub gateways: &'a Gateways,
     /// The agents.
-    pub fleet: &'a Fleet,
+    pub agents: &'a Agents,
     /// For the live line.
     pub counts: &'a Counts,
     /// Faults that were carried out.
@@ -72,7 +73,7 @@ impl Drive<'_> {
         let (ask_reboot, reboots) = mpsc::channel(faults.len().max(1));
         let (loaded, (), struck, stopped) = tokio::join!(
             self.load(start, reboots),
-            self.strike_agents(start, &faults, ask_reboot),
+            strike_agents(self.agents, start, &faults, ask_reboot),
             join_all((0..gateways).map(|number| self.strike_gateway(start, number, &faults))),
             self.stop_store(start, &faults),
         );
@@ -82,25 +83,6 @@ impl Drive<'_> {
             driven.moments.extend(moments?);
         }
         Ok(driven)
-    }
-
-    /// Many are broken at once, each for its own time.
-    async fn strike_agents(&self, start: Instant, faults: &[Fault], ask_reboot: mpsc::Sender<usize>) {
-        let mut under_way = FuturesUnordered::new();
-        for fault in faults {
-            let What::Agent(agent, blow) = fault.what else { continue };
-            tokio::select! {
-                biased;
-                () = sleep_until(start + fault.at) => {}
-                () = async { while under_way.next().await.is_some() {} std::future::pending().await } => {}
-            }
-            match blow {
-                // Has room for all of them.
-                Blow::RebootCommand => drop(ask_reboot.try_send(agent)),
-                blow => under_way.push(self.fleet.strike(agent, blow, fault.lasts)),
-            }
-        }
-        while under_way.next().await.is_some() {}
     }
 
     async fn strike_gateway(
@@ -190,26 +172,22 @@ impl Drive<'_> {
     }
 
     /// Hands a command over until a gateway says that it has it, or the run is over. A gateway that dies in between,
-    /// or is stopped and goes on later, may have it already: it is looked for before it is handed over again.
+    /// or is stopped and goes on later, may have it already, and then the id is in use.
     async fn hand_over(&self, planned: &Planned, end: Instant) -> Result<bool, String> {
         let request = self.enqueue(planned).map_err(|error| error.to_string())?;
-        let mut first = true;
-        while first || Instant::now() < end {
-            if !first && self.knows(planned).await {
-                return Ok(true);
-            }
+        loop {
             match self.gateways.ask(&request).await {
                 Ok(Response::Enqueued(_)) => return Ok(true),
                 Ok(_) => return Err("an answer of another kind".into()),
-                // A gateway that was stopped in the middle may have come to it in between.
                 Err(GatewayError::Control(ClientError::Refused(why))) => {
-                    return if !first && self.knows(planned).await { Ok(true) } else { Err(why) };
+                    return if self.knows(planned).await { Ok(true) } else { Err(why) };
                 }
                 Err(_) => sleep(AGAIN).await,
             }
-            first = false;
+            if Instant::now() >= end {
+                return Ok(false);
+            }
         }
-        Ok(false)
     }
 
     async fn knows(&self, planned: &Planned) -> bool {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use rand::Rng as _;
 use rand::rngs::StdRng;
+use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
@@ -34,7 +35,7 @@ const STOP: Duration = Duration::from_secs(15);
 const AWAY_MS: u64 = 2000;
 
 /// What the agents' tasks write down.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Diary {
     /// What was done to them.
     pub moments: Vec<Moment>,
@@ -42,6 +43,22 @@ pub struct Diary {
     pub troubles: Vec<String>,
     /// Boots that each machine began, by agent.
     pub boots: Vec<usize>,
+    /// Commands that each agent's journal has not ended, or whose result was not acked, after its stop.
+    pub owed: Vec<u64>,
+}
+
+impl Diary {
+    fn trouble(&mut self, agent: usize, trouble: &str) {
+        self.troubles.push(format!("agent {agent}: {trouble}"));
+    }
+
+    /// Adds what the agents of the next numbers wrote down.
+    pub fn append(&mut self, other: Self) {
+        self.moments.extend(other.moments);
+        self.troubles.extend(other.troubles);
+        self.boots.extend(other.boots);
+        self.owed.extend(other.owed);
+    }
 }
 
 type Shared = Arc<Mutex<Diary>>;
@@ -90,18 +107,18 @@ impl Fleet {
         Self { blows, agents, stop, lives, clock: clock.clone(), tally: Arc::clone(tally), diary }
     }
 
-    /// Strikes an agent. Resolves when what befell its surroundings is over; a blow to itself is only handed over.
-    pub async fn strike(&self, number: usize, blow: Blow, lasts: Duration) {
-        let Some(agent) = self.agents.get(number) else { return };
+    /// Strikes the nth agent. Resolves when what befell its surroundings is over; a blow to itself is only handed over.
+    pub async fn strike(&self, nth: usize, blow: Blow, lasts: Duration) {
+        let Some(agent) = self.agents.get(nth) else { return };
         let at_ms = self.clock.wall_ms();
         match agent.surroundings.disturb(blow, lasts).await {
             Felt::NotNow => {}
             Felt::Now => {
                 self.tally.add(blow.name());
-                note(&self.diary, Moment { at_ms, what: Struck::Agent(number, blow) });
+                note(&self.diary, Moment { at_ms, what: Struck::Agent(agent.index, blow) });
             }
             Felt::Elsewhere => {
-                if let Some(blows) = self.blows.get(number) {
+                if let Some(blows) = self.blows.get(nth) {
                     // A full channel is an agent that is down all the time, a closed one an agent that ended by
                     // itself, which its diary tells.
                     let _ = blows.try_send((blow, lasts));
@@ -110,9 +127,9 @@ impl Fleet {
         }
     }
 
-    /// What was done to the agents so far.
-    pub fn moments(&self) -> Vec<Moment> {
-        lock(&self.diary).moments.clone()
+    /// What they wrote down so far, but for the boots.
+    pub fn diary(&self) -> Diary {
+        lock(&self.diary).clone()
     }
 
     /// Stops all agents cleanly and gives back what they wrote down.
@@ -126,13 +143,13 @@ impl Fleet {
             diary.troubles.push(format!("{left} agents did not stop within {} s", STOP.as_secs()));
         }
         for agent in &self.agents {
-            match agent.machine.reboots() {
-                Ok(boots) => diary.boots.push(boots),
-                Err(error) => {
-                    diary
-                        .troubles
-                        .push(format!("the boots of agent {} cannot be read: {error}", agent.index));
+            match (agent.machine.reboots(), agent.owed().await) {
+                (Ok(boots), Ok(owed)) => {
+                    diary.boots.push(boots);
+                    diary.owed.push(owed);
                 }
+                (Err(error), _) => diary.trouble(agent.index, &format!("its boots cannot be read: {error}")),
+                (_, Err(error)) => diary.trouble(agent.index, &format!("its journal: {}", chain(&error))),
             }
         }
         diary
@@ -191,8 +208,7 @@ impl Life {
     }
 
     fn trouble(&self, trouble: &str) {
-        let text = format!("agent {}: {trouble}", self.agent.index);
-        lock(&self.diary).troubles.push(text);
+        lock(&self.diary).trouble(self.agent.index, trouble);
     }
 
     /// One process's life.

@@ -1,14 +1,13 @@
 //! The gateways of a run, asked as one: whoever answers answers for all, since they share a store.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rand::rngs::StdRng;
 use tokio::time::sleep;
 
 use super::faults::Outage;
-use super::gateway_process::{GatewayError, GatewayProcess};
+use super::gateway_process::{GatewayError, GatewayProcess, Shape};
 use crate::gateway::control::{ClientError, Request, Response};
 
 /// Processes over one store.
@@ -24,15 +23,10 @@ impl Gateways {
     ///
     /// # Errors
     /// The first that did not start.
-    pub async fn start(
-        exe: &Path,
-        work: &Path,
-        count: usize,
-        rng: &mut StdRng,
-    ) -> Result<Self, GatewayError> {
-        let mut each = Vec::with_capacity(count);
-        for number in 0..count {
-            each.push(GatewayProcess::start(PathBuf::from(exe), work, number, rng).await?);
+    pub async fn start(exe: &Path, work: &Path, shape: &Shape) -> Result<Self, GatewayError> {
+        let mut each = Vec::with_capacity(shape.addresses.len());
+        for number in 0..shape.addresses.len() {
+            each.push(GatewayProcess::start(exe, work, number, shape).await?);
         }
         Ok(Self { each, asked: AtomicUsize::new(0) })
     }

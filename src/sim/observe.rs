@@ -63,23 +63,6 @@ pub async fn state(gateways: &Gateways) -> Result<State, SimError> {
     })
 }
 
-/// Waits until every node has a session and all its credits, and every command has ended; false when the time is over.
-pub async fn settled(gateways: &Gateways, nodes: usize, patience: Duration) -> bool {
-    let until = Instant::now() + patience;
-    loop {
-        if let Ok(State { connected, open: 0, idle, .. }) = state(gateways).await
-            && connected == nodes
-            && idle == nodes
-        {
-            return true;
-        }
-        if Instant::now() >= until {
-            return false;
-        }
-        sleep(POLL).await;
-    }
-}
-
 fn open(stats: &Stats) -> u64 {
     stats.commands.iter().filter(|(state, _)| !is_terminal(state)).map(|(_, count)| count).sum()
 }
@@ -97,6 +80,20 @@ async fn nodes(gateways: &Gateways) -> Result<Vec<NodeView>, SimError> {
     }
 }
 
+/// The nodes once each is seen at rest, or as they are when the time is over: a gateway knows the credits of nodes that
+/// are with another one only by what that one wrote down last.
+async fn nodes_at_rest(gateways: &Gateways) -> Result<Vec<NodeView>, SimError> {
+    let (until, whole) = (Instant::now() + TELLING, credits());
+    loop {
+        let nodes = nodes(gateways).await?;
+        let at_rest = |node: &NodeView| node.state == "connected" && node.free_credits == whole;
+        if nodes.iter().all(at_rest) || Instant::now() >= until {
+            return Ok(nodes);
+        }
+        sleep(POLL).await;
+    }
+}
+
 /// Everything that the invariants are judged by, beside what is known of the agents already.
 ///
 /// # Errors
@@ -106,7 +103,7 @@ pub async fn collect(
     mut evidence: Evidence,
     witness: &Path,
 ) -> Result<Evidence, SimError> {
-    evidence.nodes = nodes(gateway).await?;
+    evidence.nodes = nodes_at_rest(gateway).await?;
     let Response::Commands(commands) = gateway.ask(&Request::History).await? else {
         return Err(SimError::Answer("history"));
     };

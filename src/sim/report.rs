@@ -1,11 +1,12 @@
 //! The closing table and its JSON form.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
 use super::Options;
+use super::faults::Counts;
 use super::history::Evidence;
 use super::invariants::Verdict;
 use super::load::Class;
@@ -64,7 +65,7 @@ pub struct Report {
     /// Agents connected when the run ended.
     pub connected: usize,
     /// How often each fault was carried out, by name.
-    pub faults: BTreeMap<&'static str, usize>,
+    pub faults: Counts,
     /// First dispatch to the gateway's receipt of ACCEPTED.
     pub accept: Samples,
     /// ACCEPTED to the result, at the gateway; commands that sleep are left out.
@@ -75,6 +76,8 @@ pub struct Report {
     pub memory_kib: u64,
     /// What became of the invariants.
     pub verdicts: Vec<Verdict>,
+    /// Invariants that nothing is said about, since only the gateway could show whether they held.
+    pub not_judged: Vec<&'static str>,
     /// Whatever else went wrong: an agent that stopped by itself, a run that did not settle.
     pub troubles: Vec<String>,
     ends: Ends,
@@ -96,10 +99,11 @@ impl Report {
             options,
             verdicts,
             connected: evidence.nodes.iter().filter(|node| node.state == "connected").count(),
-            faults: BTreeMap::new(),
+            faults: Counts::new(),
             reconnect: Samples::new(reconnect::times(evidence)),
             memory_kib: 0,
             troubles: Vec::new(),
+            not_judged: Vec::new(),
         }
     }
 
@@ -157,10 +161,25 @@ impl Report {
         {
             let _ = writeln!(text, "{} broken: {}", what.0, what.1);
         }
+        if !self.not_judged.is_empty() {
+            let ids = self.not_judged.join(", ");
+            let _ = writeln!(
+                text,
+                "not judged: {ids}; only the gateway's own history could show whether they held"
+            );
+        }
         for trouble in &self.troubles {
             let _ = writeln!(text, "trouble: {trouble}");
         }
-        let result = if self.held() { "every invariant held" } else { "NOT every invariant held" };
+        let result = if self.held() {
+            if self.not_judged.is_empty() {
+                "every invariant held"
+            } else {
+                "every invariant that was judged held"
+            }
+        } else {
+            "NOT every invariant held"
+        };
         let _ = writeln!(text, "{result}; replay: {}", options.command_line());
         text
     }
@@ -199,6 +218,7 @@ impl Report {
                 "accept": self.accept.json(), "result": self.result.json(), "reconnect": self.reconnect.json(),
             },
             "memory": { "kib_per_agent": self.memory_kib },
+            "not_judged": self.not_judged,
             "troubles": self.troubles,
             "replay": self.options.command_line(),
         })

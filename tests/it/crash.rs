@@ -76,9 +76,13 @@ const AT_ONCE: usize = 4;
 
 /// Runs a case for each step, some at a time, and fails with every step that failed.
 fn for_each<T: Sync>(steps: &[T], case: impl Fn(&T) + Sync) {
+    for_each_of(AT_ONCE, steps, case);
+}
+
+fn for_each_of<T: Sync>(at_once: usize, steps: &[T], case: impl Fn(&T) + Sync) {
     let (next, panicked) = (Mutex::new(steps.iter()), Mutex::new(0));
     std::thread::scope(|scope| {
-        for _ in 0..AT_ONCE {
+        for _ in 0..at_once {
             scope.spawn(|| {
                 loop {
                     let step = next.lock().expect("no case panics with the lock").next();
@@ -115,7 +119,11 @@ fn every_step_is_killed_somewhere() {
     let covered: Vec<&str> = node
         .chain(supervisor)
         .chain(others)
-        .chain([failpoint::GATEWAY_JOINED.name(), failpoint::SUPERVISOR_STARTED.name()])
+        .chain([
+            failpoint::GATEWAY_JOINED.name(),
+            failpoint::SUPERVISOR_STARTED.name(),
+            failpoint::JOURNAL_HALF_ASIDE.name(),
+        ])
         .collect();
     let missing: Vec<_> =
         failpoint::ALL.iter().map(|step| step.name()).filter(|name| !covered.contains(name)).collect();
@@ -375,4 +383,34 @@ fn programs_survive_the_replacement_of_the_daemons_file_and_the_new_daemon_deliv
         assert_eq!(output["stdout"]["size"], "true result\n".len(), "{output}");
     }
     until("their ends", || (!alive(first) && !alive(second)).then_some(()));
+}
+
+#[test]
+fn a_node_killed_between_the_two_halves_of_moving_a_journal_aside_keeps_both_and_runs_nothing_twice() {
+    let mut lab = Lab::joined();
+    let id = lab.enqueue_program("one", "");
+    lab.start_node(None);
+    lab.ended(&id);
+    lab.kill_node();
+    // Neither the file nor its log can be read any more; each is told by its length.
+    let file = |name: &str| lab.path("node").join(name);
+    std::fs::write(file("journal.db"), vec![b'x'; 8191]).unwrap();
+    std::fs::write(file("journal.db-wal"), vec![b'y'; 4095]).unwrap();
+    let step = failpoint::JOURNAL_HALF_ASIDE.name();
+    lab.start_node(Some(step));
+    lab.node().wait_killed(step);
+    assert!(!lab.path("node/journal.db").exists() && lab.path("node/journal.db-wal").exists());
+
+    lab.start_node(None);
+    lab.probe();
+    assert_eq!(lab.runs("one"), 1, "{}", lab.logs());
+    let entries = std::fs::read_dir(lab.path("node")).unwrap().map(Result::unwrap);
+    let mut aside: Vec<(String, u64)> = entries
+        .map(|entry| (entry.file_name().into_string().unwrap(), entry.metadata().unwrap().len()))
+        .filter(|(name, _)| name.contains("corrupt") || name.contains("stray"))
+        .collect();
+    aside.sort();
+    let lengths: Vec<u64> = aside.iter().map(|(_, length)| *length).collect();
+    assert_eq!(lengths, [8191, 4095], "{aside:?}");
+    assert_eq!(aside[1].0, format!("{}-wal", aside[0].0), "the log lies beside its journal");
 }

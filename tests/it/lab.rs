@@ -118,6 +118,7 @@ impl Lab {
             // A machine of its own: a reboot is a line in this file, and the node's end.
             .env("BCD_FAKE_BOOT", self.path("boots"))
             .env("BCD_WRITE_FAULTS", self.path("faults"))
+            .env("BCD_FAILPOINT_HITS", self.path("hits"))
             .env_remove("BCD_FAILPOINT")
             .stdin(Stdio::null());
         if let Some(step) = step {
@@ -147,6 +148,12 @@ impl Lab {
         arguments.extend(options);
         self.gateway = Some(self.daemon(&arguments, step, "gateway.log"));
         until("the gateway's control socket", || self.try_ask(&Request::Stats));
+    }
+
+    /// The steps at which processes of this lab have died, in order.
+    pub fn hits(&self) -> Vec<String> {
+        let hits = std::fs::read_to_string(self.path("hits")).unwrap_or_default();
+        hits.lines().map(str::to_owned).collect()
     }
 
     pub fn kill_gateway(&mut self) {
@@ -321,6 +328,16 @@ impl Lab {
         let id = self.enqueue("node.probe", RawValue::from_string("{}".into()).expect("JSON"));
         let view = self.ended(&id);
         assert_eq!(view.state, "succeeded", "{view:?}\n{}", self.logs());
+    }
+
+    /// What both logs say of a command.
+    pub fn logs_about(&self, id: &CommandId) -> String {
+        let about = |name: &str| {
+            let text = std::fs::read_to_string(self.path(name)).unwrap_or_default();
+            let lines: Vec<&str> = text.lines().filter(|line| line.contains(id.as_str())).collect();
+            format!("--- {name} about {id}\n{}\n", lines[lines.len().saturating_sub(60)..].join("\n"))
+        };
+        about("gateway.log") + &about("node.log")
     }
 
     /// The ends of both logs, for a failure's message.
