@@ -50,9 +50,6 @@ pub const WAL_BYTES: u64 = 4 << 20;
 const STOP: Duration = Duration::from_secs(7);
 const CLOSE: Duration = Duration::from_secs(2);
 
-/// This very program, though its file was replaced since it started: a supervisor is of its daemon's release.
-const THIS_PROGRAM: &str = "/proc/self/exe";
-
 /// What a node is built from.
 #[derive(Clone)]
 pub struct Options {
@@ -114,7 +111,7 @@ impl Options {
             event_limits: config.event_limits,
             journal: journal::Mode::Thread,
             reboot,
-            programs: Arc::new(Supervisors::new(THIS_PROGRAM.into())),
+            programs: Arc::new(Supervisors::of_this_program()),
             limits: config.limits,
             connect: Arc::new(Tcp),
             dialer: None,

@@ -13,7 +13,10 @@ use crate::sim::{self, Options, SimError};
 
 /// Runs real agents against the reference gateway, breaks both at random, and checks the invariants.
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
+    #[command(subcommand)]
+    question: Option<Question>,
     /// Agents
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     nodes: u32,
@@ -32,6 +35,12 @@ pub struct Args {
     /// Commands given a second, all agents together [default: two an agent]
     #[arg(long, value_parser = rate)]
     commands_per_second: Option<f64>,
+    /// In virtual time: one thread, no sockets, no processes; one seed gives one history
+    #[arg(long = "virtual")]
+    virtual_time: bool,
+    /// Where the log of events of a virtual run is kept [default: only that of a run that failed]
+    #[arg(long, value_name = "FILE", requires = "virtual_time")]
+    log: Option<PathBuf>,
     /// Prints the report as one JSON object, the last line of standard output
     #[arg(long)]
     json: bool,
@@ -39,6 +48,17 @@ pub struct Args {
 
 /// Commands a second and agent, where none is asked for.
 const RATE: f64 = 2.0;
+/// The same in virtual time: one a minute.
+const VIRTUAL_RATE: f64 = 1.0 / 60.0;
+
+#[derive(Debug, clap::Subcommand)]
+enum Question {
+    /// Prints the log of a virtual run around what went wrong
+    Explain {
+        /// The log that the run has left
+        file: PathBuf,
+    },
+}
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Chaos {
@@ -76,6 +96,10 @@ fn rate(text: &str) -> Result<f64, String> {
 
 /// Runs the subcommand.
 pub fn run(args: &Args) -> Result<Exit, Exit> {
+    if let Some(Question::Explain { file }) = &args.question {
+        return explain(file);
+    }
+    let rate = if args.virtual_time { VIRTUAL_RATE } else { RATE };
     let options = Options {
         nodes: usize::try_from(args.nodes).unwrap_or(usize::MAX),
         gateways: usize::try_from(args.gateways).unwrap_or(1),
@@ -86,14 +110,18 @@ pub fn run(args: &Args) -> Result<Exit, Exit> {
             Chaos::Light => Level::Light,
             Chaos::Heavy => Level::Heavy,
         },
-        commands_per_second: args.commands_per_second.unwrap_or(RATE * f64::from(args.nodes)),
+        commands_per_second: args.commands_per_second.unwrap_or(rate * f64::from(args.nodes)),
+        virtual_time: args.virtual_time,
     };
     sim::raise_descriptor_limit(options.nodes).map_err(|error| fail(&error, Exit::Failed))?;
     let exe = std::env::current_exe().map_err(|error| fail(&error, Exit::Failed))?;
-    let work = work_dir().map_err(|error| {
+    let work = work_dir(args.virtual_time).map_err(|error| {
         note("bcd: cannot make a directory for the run's files; TMPDIR says where");
         fail(&error, Exit::CannotWrite)
     })?;
+    if args.virtual_time {
+        return in_virtual_time(args, options, &work);
+    }
     let log =
         std::fs::File::create(work.join("agents.log")).map_err(|error| fail(&error, Exit::CannotWrite))?;
     crate::log::start_in_file(tracing::Level::INFO, log);
@@ -139,9 +167,40 @@ fn conclude(args: &Args, ended: Option<Result<Report, SimError>>, work: &Path) -
     Ok(Exit::Done)
 }
 
+/// In this thread. Nothing of it would hear an interrupt from the keyboard, which therefore ends the process.
+fn in_virtual_time(args: &Args, options: Options, work: &Path) -> Result<Exit, Exit> {
+    let path = args.log.clone().unwrap_or_else(|| work.join("events.log"));
+    let cannot_write = |error| {
+        note(&format!("bcd: cannot write the log of events {}", path.display()));
+        fail(&error, Exit::CannotWrite)
+    };
+    let log = std::fs::File::create(&path).map_err(cannot_write)?;
+    let ended = sim::virtual_time::run(options, work, log);
+    if !ended.as_ref().is_ok_and(Report::held) {
+        note(&format!("what led to it: bcd sim explain {}", path.display()));
+    }
+    conclude(args, Some(ended), work)
+}
+
+fn explain(file: &Path) -> Result<Exit, Exit> {
+    let text = std::fs::read_to_string(file).map_err(|error| {
+        note(&format!("bcd: cannot read the log of events {}", file.display()));
+        fail(&error, Exit::BadInput)
+    })?;
+    print(&sim::explain::explain(&text))?;
+    Ok(Exit::Done)
+}
+
+/// Where a sync costs nothing: virtual time proves the order of what is written, not the disk.
+const MEMORY: &str = "/dev/shm";
+
 /// A new directory, 0700.
-fn work_dir() -> std::io::Result<PathBuf> {
-    Ok(nix::unistd::mkdtemp(&std::env::temp_dir().join("bcd-sim-XXXXXX"))?)
+fn work_dir(in_memory: bool) -> std::io::Result<PathBuf> {
+    let parent = match Path::new(MEMORY) {
+        memory if in_memory && memory.is_dir() => memory.to_owned(),
+        _ => std::env::temp_dir(),
+    };
+    Ok(nix::unistd::mkdtemp(&parent.join("bcd-sim-XXXXXX"))?)
 }
 
 #[cfg(test)]

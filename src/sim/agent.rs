@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,11 +18,12 @@ use super::surroundings::Surroundings;
 use crate::blocking;
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::exec::{Programs, Supervisors};
 use crate::host::fake_machine::FakeMachine;
 use crate::host::tcp::Tcp;
 use crate::identity::join::{self, JoinError, JournalOptions};
 use crate::identity::{Ticket, TicketError};
-use crate::journal::{Limits, OpenError};
+use crate::journal::{self, Limits, OpenError};
 use crate::model::{Exit, Incarnation, NodeId};
 use crate::node::{BuildError, Node, Options};
 use crate::ports::Connect;
@@ -55,8 +56,45 @@ pub struct Agent {
     pub machine: FakeMachine,
     /// What its lives have in common.
     pub surroundings: Surroundings,
+    means: Means,
     state: PathBuf,
     seed: u64,
+}
+
+/// What an agent has of its machine. Its programs outlive it.
+#[derive(Debug, Clone)]
+pub struct Means {
+    /// Its way to the gateways, through its cable.
+    pub connect: Arc<dyn Connect>,
+    /// Who runs its programs.
+    pub programs: Arc<dyn Programs>,
+    /// How its journal's writer runs.
+    pub journal: journal::Mode,
+}
+
+impl Means {
+    /// Sockets, processes and a thread.
+    pub fn real(cable: &Cable) -> Self {
+        Self {
+            connect: Arc::new(Cabled { connect: Arc::new(Tcp), cable: cable.clone() }),
+            programs: Arc::new(Supervisors::of_this_program()),
+            journal: journal::Mode::Thread,
+        }
+    }
+}
+
+/// Where agents stand.
+pub struct Ground {
+    /// The directory of their state directories.
+    pub nodes: PathBuf,
+    /// Fixes their chance.
+    pub seed: u64,
+    /// The machine's clock, or one that stands for it.
+    pub clock: Arc<dyn Clock>,
+    /// What bytes take to and from each.
+    pub climate: Weather,
+    /// What the agent of this number has.
+    pub means: Box<dyn Fn(usize, &Cable) -> Means>,
 }
 
 /// Why an agent cannot join or start.
@@ -80,17 +118,22 @@ pub enum AgentError {
 }
 
 impl Agent {
-    /// The agent of this number below `nodes`.
-    pub fn new(nodes: &Path, seed: u64, index: usize, clock: Arc<dyn Clock>) -> Self {
-        let machine = FakeMachine::new(nodes.join(format!("{index}.boots")));
-        let state = nodes.join(index.to_string());
+    /// The agent of this number.
+    pub fn new(ground: &Ground, index: usize) -> Self {
+        let Ground { nodes, seed, clock, climate, means } = ground;
         let number = u64::try_from(index).unwrap_or(u64::MAX);
-        let cable = Cable::new(seed::stream(seed, "cable", number).next_u64(), Weather::default());
-        Self { index, machine, surroundings: Surroundings::new(state.clone(), clock, cable), state, seed }
-    }
-
-    fn connect(&self) -> Arc<dyn Connect> {
-        Arc::new(Cabled { connect: Arc::new(Tcp), cable: self.surroundings.cable() })
+        let chance = |part| seed::stream(*seed, part, number).next_u64();
+        let machine = FakeMachine::new(nodes.join(format!("{index}.boots"))).with_seed(chance("boots"));
+        let state = nodes.join(index.to_string());
+        let cable = Cable::new(chance("cable"), *climate);
+        Self {
+            index,
+            machine,
+            means: means(index, &cable),
+            surroundings: Surroundings::new(state.clone(), Arc::clone(clock), cable),
+            state,
+            seed: *seed,
+        }
     }
 
     /// The chance of its life, or of its join.
@@ -112,7 +155,7 @@ impl Agent {
             patience: Some(JOIN),
             journal: JournalOptions { incarnation, boot_id, wal_bytes: WAL_BYTES },
             facts: BTreeMap::new(),
-            connect: self.connect(),
+            connect: Arc::clone(&self.means.connect),
             rng,
         };
         Ok(join::join(options, |_| ()).await?.node_id)
@@ -131,7 +174,9 @@ impl Agent {
             run_dir: None,
             wal_bytes: WAL_BYTES,
             limits: Limits::NONE,
-            connect: self.connect(),
+            connect: Arc::clone(&self.means.connect),
+            programs: Arc::clone(&self.means.programs),
+            journal: self.means.journal,
             ..Options::new(
                 &config,
                 self.surroundings.clock(),

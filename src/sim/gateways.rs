@@ -9,18 +9,75 @@ use tokio::time::sleep;
 
 use super::faults::Outage;
 use super::gateway_process::{GatewayError, GatewayProcess};
+use super::virtual_time::VirtualGateway;
 use crate::gateway::control::{ClientError, Request, Response};
 
-/// Processes over one store.
+/// One of them.
+#[derive(Debug)]
+pub enum Gateway {
+    /// A child process.
+    Process(GatewayProcess),
+    /// In this thread, in virtual time.
+    Virtual(VirtualGateway),
+}
+
+impl Gateway {
+    async fn ask(&self, request: &Request) -> Result<Response, GatewayError> {
+        match self {
+            Self::Process(gateway) => gateway.ask(request).await,
+            Self::Virtual(gateway) => gateway.ask(request).await,
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        match self {
+            Self::Process(gateway) => gateway.is_up(),
+            Self::Virtual(gateway) => gateway.is_up(),
+        }
+    }
+
+    async fn kill(&self) {
+        match self {
+            Self::Process(gateway) => gateway.kill().await,
+            Self::Virtual(gateway) => gateway.kill().await,
+        }
+    }
+
+    async fn restart(&self) -> Result<(), GatewayError> {
+        match self {
+            Self::Process(gateway) => gateway.restart().await,
+            Self::Virtual(gateway) => gateway.restart().await,
+        }
+    }
+
+    /// It stands still for so long.
+    async fn stand_still(&self, time: Duration) {
+        match self {
+            Self::Process(gateway) => {
+                gateway.stop().await;
+                sleep(time).await;
+                gateway.go_on().await;
+            }
+            Self::Virtual(gateway) => gateway.stand_still(time).await,
+        }
+    }
+}
+
+/// All of them over one store.
 #[derive(Debug)]
 pub struct Gateways {
-    each: Vec<GatewayProcess>,
+    each: Vec<Gateway>,
     /// Questions so far: each goes to the next gateway first.
     asked: AtomicUsize,
 }
 
 impl Gateways {
-    /// Starts so many, one after the other: the first makes the store.
+    /// Those that are there already.
+    pub fn of(each: Vec<Gateway>) -> Self {
+        Self { each, asked: AtomicUsize::new(0) }
+    }
+
+    /// Starts so many processes, one after the other: the first makes the store.
     ///
     /// # Errors
     /// The first that did not start.
@@ -32,9 +89,10 @@ impl Gateways {
     ) -> Result<Self, GatewayError> {
         let mut each = Vec::with_capacity(count);
         for number in 0..count {
-            each.push(GatewayProcess::start(PathBuf::from(exe), work, number, rng).await?);
+            let gateway = GatewayProcess::start(PathBuf::from(exe), work, number, rng).await?;
+            each.push(Gateway::Process(gateway));
         }
-        Ok(Self { each, asked: AtomicUsize::new(0) })
+        Ok(Self::of(each))
     }
 
     /// Asks them in turn until one answers, with a yes or a no.
@@ -78,9 +136,7 @@ impl Gateways {
                 gateway.restart().await
             }
             Outage::Stall | Outage::Zombie => {
-                gateway.stop().await;
-                sleep(lasts).await;
-                gateway.go_on().await;
+                gateway.stand_still(lasts).await;
                 Ok(())
             }
         }

@@ -16,6 +16,7 @@ pub mod cable;
 pub mod chaos;
 mod descriptors;
 mod drive;
+pub mod explain;
 pub mod faults;
 mod fleet;
 mod gateway_process;
@@ -31,6 +32,7 @@ pub mod report;
 mod run;
 mod seed;
 mod surroundings;
+pub mod virtual_time;
 
 use std::time::Duration;
 
@@ -52,14 +54,27 @@ pub struct Options {
     pub chaos: chaos::Level,
     /// Commands handed over a second, all agents together.
     pub commands_per_second: f64,
+    /// In virtual time.
+    pub virtual_time: bool,
 }
 
+/// The longest virtual run whose faults come as often as in real time, seconds, and the most that longer ones are
+/// slowed down: a fault costs as much real time as minutes of heartbeats do.
+const PACE: (u64, u64) = (600, 60);
+
 impl Options {
+    /// How much more rarely faults come than in a run of seconds.
+    pub fn pace(&self) -> u32 {
+        let slower = self.duration.as_secs().div_ceil(PACE.0).clamp(1, PACE.1);
+        if self.virtual_time { u32::try_from(slower).unwrap_or(1) } else { 1 }
+    }
+
     /// The command line that does it again.
     pub fn command_line(&self) -> String {
-        let Self { nodes, gateways, duration, seed, chaos, commands_per_second } = self;
+        let Self { nodes, gateways, duration, seed, chaos, commands_per_second, virtual_time } = self;
+        let world = if *virtual_time { " --virtual" } else { "" };
         format!(
-            "bcd sim --nodes {nodes} --gateways {gateways} --duration {}s --seed {seed} --chaos {} --commands-per-second {commands_per_second}",
+            "bcd sim{world} --nodes {nodes} --gateways {gateways} --duration {}s --seed {seed} --chaos {} --commands-per-second {commands_per_second}",
             duration.as_secs_f64(),
             chaos.name(),
         )

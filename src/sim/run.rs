@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::agent::{Agent, AgentError};
+use super::agent::{Agent, AgentError, Ground, Means};
+use super::cable::Weather;
 use super::drive::Drive;
 use super::faults::Tally;
 use super::fleet::Fleet;
@@ -17,7 +18,7 @@ use super::live::{self, Counts};
 use super::observe;
 use super::report::Report;
 use super::{Options, seed};
-use crate::clock::{Clock, SystemClock};
+use crate::clock::SystemClock;
 
 /// Why a run says nothing about the invariants.
 #[derive(Debug, thiserror::Error)]
@@ -54,26 +55,58 @@ const CONNECT: Duration = Duration::from_secs(30);
 /// Longest wait, once faults have stopped, until every command has ended and every node is back.
 const SETTLE: Duration = Duration::from_secs(90);
 
-/// Runs it, with all files below `work`. `exe` is this program: the gateway is started from it.
+/// What a run takes place in.
+pub struct World {
+    /// Where agents stand.
+    pub ground: Ground,
+    /// What they dial.
+    pub gateways: Gateways,
+    /// Between two live lines.
+    pub pause: Duration,
+}
+
+/// Runs it with sockets, processes and real time, with all files below `work`. `exe` is this program: the gateways are
+/// started from it.
 ///
 /// # Errors
 /// See [`SimError`]. An invariant that did not hold is in the report.
 pub async fn run(options: Options, exe: PathBuf, work: &Path) -> Result<Report, SimError> {
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let mut gateway_chance = seed::stream(options.seed, "gateway", 0);
     let gateways = Gateways::start(&exe, work, options.gateways, &mut gateway_chance).await?;
-    let gateways = Arc::new(gateways);
-    let homes = work.join("nodes");
-    std::fs::create_dir(&homes).map_err(|source| SimError::Work { path: homes.clone(), source })?;
-    let agents: Vec<Agent> =
-        (0..options.nodes).map(|index| Agent::new(&homes, options.seed, index, Arc::clone(&clock))).collect();
+    let ground = Ground {
+        nodes: homes(work)?,
+        seed: options.seed,
+        clock: Arc::new(SystemClock),
+        climate: Weather::default(),
+        means: Box::new(|_, cable| Means::real(cable)),
+    };
+    run_in(World { ground, gateways, pause: live::pause() }, options, work).await
+}
+
+/// The directory of the agents' state directories, made.
+pub fn homes(work: &Path) -> Result<PathBuf, SimError> {
+    let path = work.join("nodes");
+    match std::fs::create_dir(&path) {
+        Ok(()) => Ok(path),
+        Err(source) => Err(SimError::Work { path, source }),
+    }
+}
+
+/// Runs it in any world.
+///
+/// # Errors
+/// See [`SimError`]. An invariant that did not hold is in the report.
+pub async fn run_in(world: World, options: Options, work: &Path) -> Result<Report, SimError> {
+    let World { ground, gateways, pause } = world;
+    let (gateways, clock) = (Arc::new(gateways), Arc::clone(&ground.clock));
+    let agents: Vec<Agent> = (0..options.nodes).map(|index| Agent::new(&ground, index)).collect();
     let ticket = observe::ticket(&gateways, options.nodes).await?;
     let nodes = Fleet::join(&agents, &ticket).await.map_err(SimError::Join)?;
 
     let before_kib = resident_kib();
     let (counts, tally) = (Arc::new(Counts::default()), Arc::new(Tally::default()));
     let fleet = Fleet::start(agents, &clock, &tally);
-    let line = live::show(options.nodes, gateways.clone(), counts.clone(), tally.clone());
+    let line = live::show(options.nodes, pause, gateways.clone(), counts.clone(), tally.clone());
     let line = tokio::spawn(line);
     let mut troubles = Vec::new();
     if !observe::settled(&gateways, options.nodes, CONNECT).await {
