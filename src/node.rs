@@ -41,6 +41,7 @@ use crate::wire::dsse::{Audience, Policy};
 use crate::wire::grpc::GrpcDialer;
 use crate::wire::link::{Dialer, Endpoint};
 use crate::wire::tls::{self, Roots};
+use crate::wire::version::Range;
 use renewal::Renewal;
 
 /// The journal's log on a host: above SQLite's checkpoint at 1,000 pages of 4 KiB, so that commits overwrite it and
@@ -61,6 +62,8 @@ pub struct Options {
     pub policy: Policy,
     /// `[kinds] deny` of bcd.toml.
     pub denied: Arc<BTreeSet<String>>,
+    /// Versions that it says it speaks.
+    pub protocol: Range,
     /// Directory of the status socket; absent: there is none.
     pub run_dir: Option<PathBuf>,
     /// Boot time and wall time.
@@ -103,6 +106,7 @@ impl Options {
             endpoints: config.endpoints.clone(),
             policy: config.signatures,
             denied: Arc::clone(&config.denied),
+            protocol: Range::OWN,
             run_dir: Some(config.run.clone()),
             clock,
             rng,
@@ -367,6 +371,7 @@ impl Node {
                 boot_id: self.options.boot_id,
                 incarnation: self.incarnation,
                 daemon_version,
+                protocol: self.options.protocol,
             },
             journal: self.journal,
             working: self.working,
@@ -379,6 +384,7 @@ impl Node {
         async move {
             let work = async { tokio::join!(session.run(stop.clone()), executor.run(deliveries, stop)) };
             tokio::select! {
+                biased;
                 _ = work => {}
                 () = metrics => {}
             }
@@ -433,6 +439,7 @@ fn relay(
             }
         };
         tokio::select! {
+            biased;
             // A sender that is gone asks for the same.
             _ = stop.wait_for(|stop| *stop) => {}
             () = foreign => {}

@@ -42,6 +42,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
         let run = node.run(stop);
         tokio::pin!(run);
         tokio::select! {
+            biased;
             exit = &mut run => return Ok(exit),
             () = signals.asked_to_stop() => {}
         }
@@ -100,6 +101,7 @@ impl Signals {
     async fn asked_to_stop(mut self) {
         loop {
             let name = tokio::select! {
+                biased;
                 _ = self.term.recv() => "SIGTERM",
                 _ = self.interrupt.recv() => "SIGINT",
                 _ = self.hangup.recv() => {

@@ -32,7 +32,10 @@ pub struct Args {
     /// How much is broken
     #[arg(long, value_enum, default_value_t = Chaos::Light)]
     chaos: Chaos,
-    /// Commands given a second, all agents together [default: two an agent]
+    /// Percentage of the agents that are older builds: they speak fewer versions and lack a kind of command
+    #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=100))]
+    skew: u8,
+    /// Commands given a second, all agents together [default: two an agent, in virtual time one a minute]
     #[arg(long, value_parser = rate)]
     commands_per_second: Option<f64>,
     /// In virtual time: one thread, no sockets, no processes; one seed gives one history
@@ -41,15 +44,24 @@ pub struct Args {
     /// Where the log of events of a virtual run is kept [default: only that of a run that failed]
     #[arg(long, value_name = "FILE", requires = "virtual_time")]
     log: Option<PathBuf>,
+    /// Interval of heartbeats, 1s to 60s [default: 1s, in virtual time 10s]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    heartbeat_interval: Option<Duration>,
+    /// Agents in one process at most [default: as many as the descriptor limit allows]
+    #[arg(long, value_name = "N", hide = true)]
+    per_process: Option<usize>,
+    /// Writes the report as a page with plots to this file
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
     /// Prints the report as one JSON object, the last line of standard output
     #[arg(long)]
     json: bool,
 }
 
-/// Commands a second and agent, where none is asked for.
-const RATE: f64 = 2.0;
-/// The same in virtual time: one a minute.
-const VIRTUAL_RATE: f64 = 1.0 / 60.0;
+/// Commands a second and agent, and the interval of heartbeats, where none is asked for: in real time so many that
+/// seconds show something, in virtual time as on a host.
+const REAL: (f64, Duration) = (2.0, Duration::from_secs(1));
+const VIRTUAL: (f64, Duration) = (1.0 / 60.0, Duration::from_secs(10));
 
 #[derive(Debug, clap::Subcommand)]
 enum Question {
@@ -99,9 +111,16 @@ pub fn run(args: &Args) -> Result<Exit, Exit> {
     if let Some(Question::Explain { file }) = &args.question {
         return explain(file);
     }
-    let rate = if args.virtual_time { VIRTUAL_RATE } else { RATE };
+    let (rate, heartbeat) = if args.virtual_time { VIRTUAL } else { REAL };
+    let nodes = usize::try_from(args.nodes).unwrap_or(usize::MAX);
+    let per_process = match sim::agents_per_process(nodes) {
+        Ok(_) if args.virtual_time => nodes,
+        found => found.map_err(|error| fail(&error, Exit::Failed))?,
+    };
     let options = Options {
-        nodes: usize::try_from(args.nodes).unwrap_or(usize::MAX),
+        nodes,
+        heartbeat: args.heartbeat_interval.unwrap_or(heartbeat),
+        per_process: args.per_process.unwrap_or(per_process).min(per_process),
         gateways: usize::try_from(args.gateways).unwrap_or(1),
         duration: args.duration,
         seed: args.seed,
@@ -110,10 +129,11 @@ pub fn run(args: &Args) -> Result<Exit, Exit> {
             Chaos::Light => Level::Light,
             Chaos::Heavy => Level::Heavy,
         },
+        skew: args.skew,
+        page: args.report.clone(),
         commands_per_second: args.commands_per_second.unwrap_or(rate * f64::from(args.nodes)),
         virtual_time: args.virtual_time,
     };
-    sim::raise_descriptor_limit(options.nodes).map_err(|error| fail(&error, Exit::Failed))?;
     let exe = std::env::current_exe().map_err(|error| fail(&error, Exit::Failed))?;
     let work = work_dir(args.virtual_time).map_err(|error| {
         note("bcd: cannot make a directory for the run's files; TMPDIR says where");
@@ -137,6 +157,17 @@ pub fn run(args: &Args) -> Result<Exit, Exit> {
     // A killed agent's last blocking write may still be under way.
     runtime.shutdown_timeout(Duration::from_secs(5));
     conclude(args, ended, &work)
+}
+
+/// Runs a share of a simulator's agents; started by the simulator alone.
+pub fn run_agents() -> Result<Exit, Exit> {
+    sim::agents_per_process(1).map_err(|error| fail(&error, Exit::Failed))?;
+    crate::log::start(tracing::Level::INFO, crate::config::LogFormat::Text);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| fail(&error, Exit::Failed))?;
+    let ended = runtime.block_on(sim::work());
+    runtime.shutdown_timeout(Duration::from_secs(5));
+    ended.map(|()| Exit::Done).map_err(|error| fail(&error, Exit::Failed))
 }
 
 /// Prints the report and says what becomes of the files; None: interrupted from the keyboard.

@@ -1,6 +1,6 @@
 //! One agent: its files, its chance, its join and its start, through the code of `bcd join` and `bcd node`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,15 +8,16 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngCore as _, SeedableRng as _};
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::task::JoinError as TaskError;
 use tokio::time::sleep;
 
 use super::cable::{Cable, Cabled, Weather};
-use super::seed;
 use super::surroundings::Surroundings;
+use super::{seed, skew};
 use crate::blocking;
-use crate::clock::Clock;
+use crate::clock::{Clock, SystemClock};
 use crate::config::Config;
 use crate::exec::{Programs, Supervisors};
 use crate::host::fake_machine::FakeMachine;
@@ -28,7 +29,9 @@ use crate::model::{Exit, Incarnation, NodeId};
 use crate::node::{BuildError, Node, Options};
 use crate::ports::Connect;
 use crate::wire::dsse::Policy;
+use crate::wire::link::{BadEndpoint, Endpoint};
 use crate::wire::tls::BUILD_TIME;
+use crate::wire::version::Range;
 
 /// An agent's journal is small: a thousand of them stand in one directory.
 const WAL_BYTES: u64 = 256 << 10;
@@ -47,6 +50,21 @@ fn is_passing(error: &BuildError) -> bool {
 /// The journal's database and its log.
 const JOURNAL: [&str; 2] = ["journal.db", "journal.db-wal"];
 
+/// What the agents of a run have in common.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Plan {
+    /// Their state directories stand here, by number.
+    pub homes: PathBuf,
+    /// Fixes their chance.
+    pub seed: u64,
+    /// Of a hundred so many are older builds.
+    pub skew: u8,
+    /// host:port of the gateways, instead of those that the ticket names; each agent begins with another one.
+    pub gateways: Vec<String>,
+    /// Their status sockets stand here, by number; absent: they have none.
+    pub run: Option<PathBuf>,
+}
+
 /// An agent that is not running.
 #[derive(Debug, Clone)]
 pub struct Agent {
@@ -56,9 +74,9 @@ pub struct Agent {
     pub machine: FakeMachine,
     /// What its lives have in common.
     pub surroundings: Surroundings,
+    plan: Plan,
     means: Means,
     state: PathBuf,
-    seed: u64,
 }
 
 /// What an agent has of its machine. Its programs outlive it.
@@ -72,29 +90,26 @@ pub struct Means {
     pub journal: journal::Mode,
 }
 
-impl Means {
-    /// Sockets, processes and a thread.
-    pub fn real(cable: &Cable) -> Self {
-        Self {
-            connect: Arc::new(Cabled { connect: Arc::new(Tcp), cable: cable.clone() }),
-            programs: Arc::new(Supervisors::of_this_program()),
-            journal: journal::Mode::Thread,
-        }
-    }
-}
-
-/// Where agents stand.
+/// What agents stand on.
 pub struct Ground {
-    /// The directory of their state directories.
-    pub nodes: PathBuf,
-    /// Fixes their chance.
-    pub seed: u64,
     /// The machine's clock, or one that stands for it.
     pub clock: Arc<dyn Clock>,
     /// What bytes take to and from each.
     pub climate: Weather,
     /// What the agent of this number has.
-    pub means: Box<dyn Fn(usize, &Cable) -> Means>,
+    pub means: Box<dyn Fn(usize, &Cable) -> Means + Send + Sync>,
+}
+
+impl Ground {
+    /// Sockets, processes, threads and real time.
+    pub fn real() -> Self {
+        let means = |_, cable: &Cable| Means {
+            connect: Arc::new(Cabled { connect: Arc::new(Tcp), cable: cable.clone() }),
+            programs: Arc::new(Supervisors::of_this_program()),
+            journal: journal::Mode::Thread,
+        };
+        Self { clock: Arc::new(SystemClock), climate: Weather::default(), means: Box::new(means) }
+    }
 }
 
 /// Why an agent cannot join or start.
@@ -106,6 +121,9 @@ pub enum AgentError {
     /// The gateway's ticket cannot be read.
     #[error("the gateway's ticket")]
     Ticket(#[from] TicketError),
+    /// The gateway that is to be dialed has another form.
+    #[error("the gateway's address")]
+    Endpoint(#[source] BadEndpoint),
     /// It was refused, or nobody answered.
     #[error("join")]
     Join(#[from] JoinError),
@@ -119,26 +137,33 @@ pub enum AgentError {
 
 impl Agent {
     /// The agent of this number.
-    pub fn new(ground: &Ground, index: usize) -> Self {
-        let Ground { nodes, seed, clock, climate, means } = ground;
+    pub fn new(plan: &Plan, ground: &Ground, index: usize) -> Self {
         let number = u64::try_from(index).unwrap_or(u64::MAX);
-        let chance = |part| seed::stream(*seed, part, number).next_u64();
-        let machine = FakeMachine::new(nodes.join(format!("{index}.boots"))).with_seed(chance("boots"));
-        let state = nodes.join(index.to_string());
-        let cable = Cable::new(chance("cable"), *climate);
+        let chance = |part| seed::stream(plan.seed, part, number).next_u64();
+        let state = plan.homes.join(index.to_string());
+        let cable = Cable::new(chance("cable"), ground.climate);
+        let boots = plan.homes.join(format!("{index}.boots"));
         Self {
             index,
-            machine,
-            means: means(index, &cable),
-            surroundings: Surroundings::new(state.clone(), Arc::clone(clock), cable),
+            machine: FakeMachine::new(boots).with_seed(chance("boots")),
+            means: (ground.means)(index, &cable),
+            surroundings: Surroundings::new(state.clone(), Arc::clone(&ground.clock), cable),
+            plan: plan.clone(),
             state,
-            seed: *seed,
         }
+    }
+
+    fn endpoints(&self) -> Result<Vec<Endpoint>, AgentError> {
+        let named: Result<Vec<Endpoint>, _> = self.plan.gateways.iter().map(|name| name.parse()).collect();
+        let mut endpoints = named.map_err(AgentError::Endpoint)?;
+        let first = self.index % endpoints.len().max(1);
+        endpoints.rotate_left(first);
+        Ok(endpoints)
     }
 
     /// The chance of its life, or of its join.
     pub fn stream(&self, part: &str) -> StdRng {
-        seed::stream(self.seed, part, u64::try_from(self.index).unwrap_or(u64::MAX))
+        seed::stream(self.plan.seed, part, u64::try_from(self.index).unwrap_or(u64::MAX))
     }
 
     /// Joins it.
@@ -149,9 +174,13 @@ impl Agent {
         let mut rng = self.stream("join");
         let incarnation = Incarnation::random(&mut rng);
         let boot_id = self.machine.boot_id().map_err(AgentError::BootId)?;
+        let mut ticket = Ticket::parse(ticket, BUILD_TIME)?;
+        if !self.plan.gateways.is_empty() {
+            ticket.endpoints = self.endpoints()?;
+        }
         let options = join::Options {
             state: self.state.clone(),
-            ticket: Ticket::parse(ticket, BUILD_TIME)?,
+            ticket,
             patience: Some(JOIN),
             journal: JournalOptions { incarnation, boot_id, wal_bytes: WAL_BYTES },
             facts: BTreeMap::new(),
@@ -170,10 +199,16 @@ impl Agent {
         let mut config = Config::defaults();
         config.state = self.state.clone();
         config.signatures = Policy::None;
+        config.endpoints = self.endpoints()?;
+        let old = skew::is_old(self.index, self.plan.skew);
+        if old {
+            config.denied = Arc::new(BTreeSet::from([skew::LACKS.name().to_owned()]));
+        }
         let options = Options {
-            run_dir: None,
+            run_dir: self.plan.run.as_ref().map(|run| run.join(self.index.to_string())),
             wal_bytes: WAL_BYTES,
             limits: Limits::NONE,
+            protocol: if old { skew::older() } else { Range::OWN },
             connect: Arc::clone(&self.means.connect),
             programs: Arc::clone(&self.means.programs),
             journal: self.means.journal,

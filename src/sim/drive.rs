@@ -12,12 +12,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
 use super::chaos;
 use super::faults::{Blow, Fault, Tally, What};
-use super::fleet::Fleet;
 use super::gateway_process::GatewayError;
 use super::gateways::Gateways;
 use super::history::{Handed, Moment, Struck};
 use super::live::Counts;
 use super::load::{Class, Load, Planned};
+use super::spread::Agents;
+use super::strikes::strike_agents;
 use super::{Options, SimError, seed};
 use crate::clock::Clock;
 use crate::gateway::control::{ClientError, Request, Response};
@@ -36,7 +37,7 @@ pub struct Drive<'a> {
     /// The gateways.
     pub gateways: &'a Gateways,
     /// The agents.
-    pub fleet: &'a Fleet,
+    pub agents: &'a Agents,
     /// For the live line.
     pub counts: &'a Counts,
     /// Faults that were carried out.
@@ -73,7 +74,7 @@ impl Drive<'_> {
         let (ask_reboot, reboots) = mpsc::channel(faults.len().max(1));
         let (loaded, (), struck, stopped) = tokio::join!(
             self.load(start, reboots),
-            self.strike_agents(start, &faults, ask_reboot),
+            strike_agents(self.agents, start, &faults, ask_reboot),
             join_all((0..gateways).map(|number| self.strike_gateway(start, number, &faults))),
             self.stop_store(start, &faults),
         );
@@ -83,25 +84,6 @@ impl Drive<'_> {
             driven.moments.extend(moments?);
         }
         Ok(driven)
-    }
-
-    /// Many are broken at once, each for its own time.
-    async fn strike_agents(&self, start: Instant, faults: &[Fault], ask_reboot: mpsc::Sender<usize>) {
-        let mut under_way = FuturesUnordered::new();
-        for fault in faults {
-            let What::Agent(agent, blow) = fault.what else { continue };
-            tokio::select! {
-                biased;
-                () = sleep_until(start + fault.at) => {}
-                () = async { while under_way.next().await.is_some() {} std::future::pending().await } => {}
-            }
-            match blow {
-                // Has room for all of them.
-                Blow::RebootCommand => drop(ask_reboot.try_send(agent)),
-                blow => under_way.push(self.fleet.strike(agent, blow, fault.lasts)),
-            }
-        }
-        while under_way.next().await.is_some() {}
     }
 
     async fn strike_gateway(

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::failpoint::Step;
 
 /// One fault of a schedule.
@@ -29,12 +31,12 @@ pub enum What {
 }
 
 /// How an agent, its machine or its link fails.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Blow {
     /// The daemon dies, wherever it stands.
     Kill,
     /// The daemon dies the next time that it comes to this step.
-    KillAt(Step),
+    KillAt(#[serde(with = "step")] Step),
     /// The machine restarts: the daemon dies with all programs, and the next one finds another boot.
     Reboot,
     /// The control plane asks for a reboot.
@@ -58,7 +60,7 @@ pub enum Blow {
 }
 
 /// How a gateway fails.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outage {
     /// SIGKILL.
     Kill,
@@ -101,19 +103,56 @@ impl Blow {
     }
 }
 
+/// A step as its name.
+mod step {
+    use serde::de::Error;
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    use crate::failpoint::{ALL, Step};
+
+    pub fn serialize<S: Serializer>(step: &Step, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(step.name())
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Step, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let step = ALL.iter().find(|step| step.name() == name);
+        step.copied().ok_or_else(|| Error::custom(format!("there is no step {name:?}")))
+    }
+}
+
+/// Counts of faults, by name.
+pub type Counts = BTreeMap<String, usize>;
+
 /// How often each fault was carried out: what was only planned is not counted.
 #[derive(Debug, Default)]
-pub struct Tally(Mutex<BTreeMap<&'static str, usize>>);
+pub struct Tally {
+    own: Mutex<Counts>,
+    /// What other processes of the run have counted so far, by their number.
+    others: Mutex<BTreeMap<usize, Counts>>,
+}
 
 impl Tally {
     /// One more.
-    pub fn add(&self, name: &'static str) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(name).or_default() += 1;
+    pub fn add(&self, name: &str) {
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        *own.entry(name.to_owned()).or_default() += 1;
+    }
+
+    /// Another process has counted so many, all together.
+    pub fn of_other(&self, process: usize, counts: Counts) {
+        self.others.lock().unwrap_or_else(PoisonError::into_inner).insert(process, counts);
     }
 
     /// So far, by name.
-    pub fn counts(&self) -> BTreeMap<&'static str, usize> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn counts(&self) -> Counts {
+        let mut all = self.own.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for counts in self.others.lock().unwrap_or_else(PoisonError::into_inner).values() {
+            for (name, count) in counts {
+                *all.entry(name.clone()).or_default() += count;
+            }
+        }
+        all
     }
 
     /// So far, all together.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use rand::Rng as _;
 use rand::rngs::StdRng;
+use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
@@ -34,7 +35,7 @@ const STOP: Duration = Duration::from_secs(15);
 const AWAY_MS: u64 = 2000;
 
 /// What the agents' tasks write down.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Diary {
     /// What was done to them.
     pub moments: Vec<Moment>,
@@ -44,6 +45,15 @@ pub struct Diary {
     pub boots: Vec<usize>,
 }
 
+impl Diary {
+    /// Adds what the agents of the next numbers wrote down.
+    pub fn append(&mut self, other: Self) {
+        self.moments.extend(other.moments);
+        self.troubles.extend(other.troubles);
+        self.boots.extend(other.boots);
+    }
+}
+
 type Shared = Arc<Mutex<Diary>>;
 
 /// Joined, running agents.
@@ -51,7 +61,8 @@ type Shared = Arc<Mutex<Diary>>;
 pub struct Fleet {
     blows: Vec<mpsc::Sender<(Blow, Duration)>>,
     agents: Vec<Agent>,
-    stop: watch::Sender<bool>,
+    /// One each: whom one channel wakes first is chance.
+    stops: Vec<watch::Sender<bool>>,
     lives: JoinSet<()>,
     clock: Arc<dyn Clock>,
     tally: Arc<Tally>,
@@ -70,38 +81,40 @@ impl Fleet {
 
     /// Starts joined agents.
     pub fn start(agents: Vec<Agent>, clock: &Arc<dyn Clock>, tally: &Arc<Tally>) -> Self {
-        let (stop, stopping) = watch::channel(false);
+        let mut stops = Vec::with_capacity(agents.len());
         let diary = Shared::default();
         let (mut blows, mut lives) = (Vec::with_capacity(agents.len()), JoinSet::new());
         for agent in &agents {
             let (blow, struck) = mpsc::channel(WAITING);
+            let (stop, stopping) = watch::channel(false);
+            stops.push(stop);
             blows.push(blow);
             let life = Life {
                 rng: agent.stream("life"),
                 agent: agent.clone(),
                 struck,
-                stop: stopping.clone(),
+                stop: stopping,
                 clock: clock.clone(),
                 tally: Arc::clone(tally),
                 diary: diary.clone(),
             };
             lives.spawn(life.run());
         }
-        Self { blows, agents, stop, lives, clock: clock.clone(), tally: Arc::clone(tally), diary }
+        Self { blows, agents, stops, lives, clock: clock.clone(), tally: Arc::clone(tally), diary }
     }
 
-    /// Strikes an agent. Resolves when what befell its surroundings is over; a blow to itself is only handed over.
-    pub async fn strike(&self, number: usize, blow: Blow, lasts: Duration) {
-        let Some(agent) = self.agents.get(number) else { return };
+    /// Strikes the nth agent. Resolves when what befell its surroundings is over; a blow to itself is only handed over.
+    pub async fn strike(&self, nth: usize, blow: Blow, lasts: Duration) {
+        let Some(agent) = self.agents.get(nth) else { return };
         let at_ms = self.clock.wall_ms();
         match agent.surroundings.disturb(blow, lasts).await {
             Felt::NotNow => {}
             Felt::Now => {
                 self.tally.add(blow.name());
-                note(&self.diary, Moment { at_ms, what: Struck::Agent(number, blow) });
+                note(&self.diary, Moment { at_ms, what: Struck::Agent(agent.index, blow) });
             }
             Felt::Elsewhere => {
-                if let Some(blows) = self.blows.get(number) {
+                if let Some(blows) = self.blows.get(nth) {
                     // A full channel is an agent that is down all the time, a closed one an agent that ended by
                     // itself, which its diary tells.
                     let _ = blows.try_send((blow, lasts));
@@ -110,14 +123,16 @@ impl Fleet {
         }
     }
 
-    /// What was done to the agents so far.
-    pub fn moments(&self) -> Vec<Moment> {
-        lock(&self.diary).moments.clone()
+    /// What they wrote down so far, but for the boots.
+    pub fn diary(&self) -> Diary {
+        lock(&self.diary).clone()
     }
 
     /// Stops all agents cleanly and gives back what they wrote down.
     pub async fn stop(mut self) -> Diary {
-        self.stop.send_replace(true);
+        for stop in &self.stops {
+            stop.send_replace(true);
+        }
         let ended = timeout(STOP, async { while self.lives.join_next().await.is_some() {} }).await;
         let left = self.lives.len();
         self.lives.abort_all();
@@ -144,6 +159,7 @@ fn lock(diary: &Shared) -> std::sync::MutexGuard<'_, Diary> {
 }
 
 fn note(diary: &Shared, moment: Moment) {
+    tracing::info!(what = ?moment.what, "struck");
     lock(diary).moments.push(moment);
 }
 

@@ -1,5 +1,6 @@
 //! The gateway of a run: a child process, so that a kill is a real one and no memory is shared.
 
+use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::net::TcpListener;
@@ -52,8 +53,28 @@ pub enum GatewayError {
 const READY: Duration = Duration::from_secs(30);
 /// Longest wait for one answer.
 const ANSWER: Duration = Duration::from_secs(30);
-/// Short, so that a run of seconds has many, and a node's back-off starts over between two kills.
-const HEARTBEAT: &str = "1s";
+/// What all gateways of a run are told.
+#[derive(Debug)]
+pub struct Shape {
+    /// host:port of each.
+    pub addresses: Vec<String>,
+    /// Interval of heartbeats.
+    pub heartbeat: Duration,
+}
+
+impl Shape {
+    /// So many gateways on free ports of this machine.
+    ///
+    /// # Errors
+    /// There is no free port.
+    pub fn new(count: usize, heartbeat: Duration, rng: &mut StdRng) -> io::Result<Self> {
+        // All held until all are found, so that no two are the same.
+        let held: Vec<TcpListener> = (0..count).map(|_| free_port(rng)).collect::<Result<_, _>>()?;
+        let address = |listener: &TcpListener| Ok(listener.local_addr()?.to_string());
+        Ok(Self { addresses: held.iter().map(address).collect::<io::Result<_>>()?, heartbeat })
+    }
+}
+
 /// Ports below the range from which the kernel takes clients' ports: a gateway that starts again must find its
 /// own port free.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
@@ -64,30 +85,36 @@ pub struct GatewayProcess {
     exe: PathBuf,
     state: PathBuf,
     log: PathBuf,
-    port: u16,
+    arguments: Vec<OsString>,
     child: Mutex<Option<Child>>,
     /// False while a fault has it dead or stopped: nobody waits for its answers then.
     up: watch::Sender<bool>,
 }
 
 impl GatewayProcess {
-    /// Starts a gateway with its state and log below `work`.
+    /// Starts the gateway of this number, with its state and log below `work`.
     ///
     /// # Errors
     /// See [`GatewayError`].
-    pub async fn start(
-        exe: PathBuf,
-        work: &Path,
-        number: usize,
-        rng: &mut StdRng,
-    ) -> Result<Self, GatewayError> {
-        let start = |source| GatewayError::Start { exe: exe.clone(), source };
-        let port = free_port(rng).map_err(start)?;
+    pub async fn start(exe: &Path, work: &Path, number: usize, shape: &Shape) -> Result<Self, GatewayError> {
+        let state = work.join(format!("gateway-{number}"));
+        let mut arguments: Vec<OsString> = vec!["gateway".into(), "--state".into(), state.clone().into()];
+        let mut more = |name: &str, value: OsString| arguments.extend([name.into(), value]);
+        if let Some(address) = shape.addresses.get(number) {
+            more("--listen", address.into());
+        }
+        if shape.addresses.len() > 1 {
+            more("--store", work.join("store").into());
+        }
+        for address in &shape.addresses {
+            more("--endpoint", address.into());
+        }
+        more("--heartbeat-interval", format!("{}ms", shape.heartbeat.as_millis()).into());
         let gateway = Self {
-            exe: exe.clone(),
-            state: work.join("gateway"),
+            exe: exe.to_owned(),
+            state,
             log: work.join(format!("gateway-{number}.log")),
-            port,
+            arguments,
             child: Mutex::new(None),
             up: watch::Sender::new(false),
         };
@@ -159,11 +186,7 @@ impl GatewayProcess {
     fn spawn(&self) -> io::Result<Child> {
         let log = || -> io::Result<File> { OpenOptions::new().append(true).create(true).open(&self.log) };
         Command::new(&self.exe)
-            .arg("gateway")
-            .arg("--state")
-            .arg(&self.state)
-            .args(["--listen", &format!("127.0.0.1:{}", self.port)])
-            .args(["--heartbeat-interval", HEARTBEAT])
+            .args(&self.arguments)
             // Nothing is ever written: the pipe ends with this process, however it ends, and the gateway with it.
             .arg("--until-stdin-ends")
             .stdin(Stdio::piped())
@@ -198,12 +221,12 @@ impl Drop for GatewayProcess {
     }
 }
 
-fn free_port(rng: &mut StdRng) -> io::Result<u16> {
+fn free_port(rng: &mut StdRng) -> io::Result<TcpListener> {
     let mut last = io::Error::from(io::ErrorKind::AddrInUse);
     for _ in 0..100 {
         let port = rng.random_range(PORTS);
         match TcpListener::bind(("127.0.0.1", port)) {
-            Ok(_) => return Ok(port),
+            Ok(listener) => return Ok(listener),
             Err(error) => last = error,
         }
     }

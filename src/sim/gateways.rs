@@ -1,14 +1,13 @@
 //! The gateways of a run, asked as one: whoever answers answers for all, since they share a store.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rand::rngs::StdRng;
 use tokio::time::sleep;
 
 use super::faults::Outage;
-use super::gateway_process::{GatewayError, GatewayProcess};
+use super::gateway_process::{GatewayError, GatewayProcess, Shape};
 use super::virtual_time::VirtualGateway;
 use crate::gateway::control::{ClientError, Request, Response};
 
@@ -77,20 +76,14 @@ impl Gateways {
         Self { each, asked: AtomicUsize::new(0) }
     }
 
-    /// Starts so many processes, one after the other: the first makes the store.
+    /// Starts so many, one after the other: the first makes the store.
     ///
     /// # Errors
     /// The first that did not start.
-    pub async fn start(
-        exe: &Path,
-        work: &Path,
-        count: usize,
-        rng: &mut StdRng,
-    ) -> Result<Self, GatewayError> {
-        let mut each = Vec::with_capacity(count);
-        for number in 0..count {
-            let gateway = GatewayProcess::start(PathBuf::from(exe), work, number, rng).await?;
-            each.push(Gateway::Process(gateway));
+    pub async fn start(exe: &Path, work: &Path, shape: &Shape) -> Result<Self, GatewayError> {
+        let mut each = Vec::with_capacity(shape.addresses.len());
+        for number in 0..shape.addresses.len() {
+            each.push(Gateway::Process(GatewayProcess::start(exe, work, number, shape).await?));
         }
         Ok(Self::of(each))
     }

@@ -1,7 +1,9 @@
 //! What can be seen from outside at the end of a run: the gateway's account and the programs' own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+
+use serde::{Deserialize, Serialize};
 
 use super::faults::{Blow, Outage};
 use super::load::Planned;
@@ -19,7 +21,7 @@ pub struct Handed {
 
 /// A fault that was carried out, at the moment from which a node could come back: of a daemon that died, its next
 /// start; of a link that was cut, the cut. ms of this machine's wall clock, which the gateways on it share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moment {
     /// When.
     pub at_ms: i64,
@@ -28,7 +30,7 @@ pub struct Moment {
 }
 
 /// What was struck.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Struck {
     /// The agent of this number.
     Agent(usize, Blow),
@@ -66,6 +68,8 @@ pub struct Evidence {
     pub credits: BTreeMap<String, u32>,
     /// Node ids by the agents' numbers.
     pub agents: Vec<NodeId>,
+    /// Numbers of the agents that are older builds.
+    pub old: BTreeSet<usize>,
     /// How often each agent's machine booted anew.
     pub boots: Vec<usize>,
     /// Faults of agents and gateways, in the order in which they were carried out.

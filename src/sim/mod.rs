@@ -25,19 +25,28 @@ pub mod history;
 pub mod invariants;
 mod live;
 pub mod load;
+mod memory;
 mod observe;
+mod page;
 pub mod pipe;
 mod reconnect;
 pub mod report;
 mod run;
 mod seed;
+mod settle;
+mod skew;
+mod spread;
+mod strikes;
 mod surroundings;
 pub mod virtual_time;
+mod worker;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-pub use descriptors::raise as raise_descriptor_limit;
+pub use descriptors::{TooFew, agents_per_process};
 pub use run::{SimError, run};
+pub use worker::work;
 
 /// What is asked for.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,8 +61,16 @@ pub struct Options {
     pub seed: u64,
     /// How much is broken.
     pub chaos: chaos::Level,
+    /// Of a hundred agents so many are older builds, which speak fewer versions and lack a kind.
+    pub skew: u8,
     /// Commands handed over a second, all agents together.
     pub commands_per_second: f64,
+    /// Interval of heartbeats.
+    pub heartbeat: Duration,
+    /// Agents in one process at most; the rest runs in others.
+    pub per_process: usize,
+    /// Where the report is written as a page.
+    pub page: Option<PathBuf>,
     /// In virtual time.
     pub virtual_time: bool,
 }
@@ -71,12 +88,13 @@ impl Options {
 
     /// The command line that does it again.
     pub fn command_line(&self) -> String {
-        let Self { nodes, gateways, duration, seed, chaos, commands_per_second, virtual_time } = self;
-        let world = if *virtual_time { " --virtual" } else { "" };
+        let Self { nodes, gateways, duration, seed, chaos, skew, commands_per_second, heartbeat, .. } = self;
+        let world = if self.virtual_time { " --virtual" } else { "" };
         format!(
-            "bcd sim{world} --nodes {nodes} --gateways {gateways} --duration {}s --seed {seed} --chaos {} --commands-per-second {commands_per_second}",
+            "bcd sim{world} --nodes {nodes} --gateways {gateways} --duration {}s --seed {seed} --chaos {} --skew {skew} --commands-per-second {commands_per_second} --heartbeat-interval {}s",
             duration.as_secs_f64(),
             chaos.name(),
+            heartbeat.as_secs_f64(),
         )
     }
 }

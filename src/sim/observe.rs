@@ -63,23 +63,6 @@ pub async fn state(gateways: &Gateways) -> Result<State, SimError> {
     })
 }
 
-/// Waits until every node has a session and all its credits, and every command has ended; false when the time is over.
-pub async fn settled(gateways: &Gateways, nodes: usize, patience: Duration) -> bool {
-    let until = Instant::now() + patience;
-    loop {
-        if let Ok(State { connected, open: 0, idle, .. }) = state(gateways).await
-            && connected == nodes
-            && idle == nodes
-        {
-            return true;
-        }
-        if Instant::now() >= until {
-            return false;
-        }
-        sleep(POLL).await;
-    }
-}
-
 fn open(stats: &Stats) -> u64 {
     stats.commands.iter().filter(|(state, _)| !is_terminal(state)).map(|(_, count)| count).sum()
 }

@@ -1,11 +1,12 @@
 //! The closing table and its JSON form.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
 use super::Options;
+use super::faults::Counts;
 use super::history::Evidence;
 use super::invariants::Verdict;
 use super::load::Class;
@@ -64,7 +65,7 @@ pub struct Report {
     /// Agents connected when the run ended.
     pub connected: usize,
     /// How often each fault was carried out, by name.
-    pub faults: BTreeMap<&'static str, usize>,
+    pub faults: Counts,
     /// First dispatch to the gateway's receipt of ACCEPTED.
     pub accept: Samples,
     /// ACCEPTED to the result, at the gateway; commands that sleep are left out.
@@ -96,7 +97,7 @@ impl Report {
             options,
             verdicts,
             connected: evidence.nodes.iter().filter(|node| node.state == "connected").count(),
-            faults: BTreeMap::new(),
+            faults: Counts::new(),
             reconnect: Samples::new(reconnect::times(evidence)),
             memory_kib: 0,
             troubles: Vec::new(),

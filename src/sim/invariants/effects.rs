@@ -54,6 +54,7 @@ fn too_many_boots(evidence: &Evidence, agent: usize, node: &NodeId, boots: usize
 fn lie(evidence: &Evidence, handed: &Handed, row: &CommandView) -> Option<String> {
     let (class, runs) = (handed.planned.class, evidence.runs(&row.id));
     let witnessed = !class.leaves_witness() || runs > 0;
+    let lacks = class == Class::Barrier && evidence.old.contains(&handed.planned.agent);
     let lost = || evidence.blows(&row.node, |blow| blow == Blow::JournalLoss).any(|at| at <= row.ended_ms);
     match (row.state.as_str(), row.reason.as_str()) {
         ("succeeded", _) if class == Class::Fails => Some("SUCCEEDED, and it was asked to fail".into()),
@@ -64,7 +65,11 @@ fn lie(evidence: &Evidence, handed: &Handed, row: &CommandView) -> Option<String
         // By the shutdown of its machine.
         ("failed", "signal") if rebooted_meanwhile(evidence, row) => None,
         ("failed" | "rejected", "journal-lost") if lost() => None,
+        ("rejected", "denied-by-operator") if lacks => None,
+        _ if lacks && row.state != "cancelled" => Some(format!("{}, and its node cannot do that", row.state)),
         ("cancelled", _) if matches!(class, Class::Cancelled(_)) => None,
+        // Withdrawn, since the new journal took on nothing that may not run twice.
+        ("cancelled", _) if lost() && runs == 0 => None,
         ("failed" | "rejected" | "cancelled", reason) if class != Class::Hurried || reason != "expired" => {
             Some(format!("{} {reason}, and nothing asked for that: {}", row.state, row.message))
         }

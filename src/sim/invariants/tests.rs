@@ -245,6 +245,8 @@ fn only_a_lost_journal_excuses_a_journal_lost_and_an_end_untold() {
 fn a_node_that_is_away_or_holds_a_credit_at_the_end_breaks_i8() {
     assert_eq!(broken(|evidence| evidence.nodes[0].state = "disconnected".into()), ["I8"]);
     assert_eq!(broken(|evidence| evidence.nodes.clear()), ["I8"]);
-    let held = |evidence: &mut Evidence| drop(evidence.nodes[0].free_credits.insert("work".into(), 15));
+    let held = |evidence: &mut Evidence| {
+        evidence.nodes[0].free_credits.insert("work".into(), 15);
+    };
     assert_eq!(broken(held), ["I8"]);
 }

@@ -1,7 +1,7 @@
 //! A gateway in virtual time: the same code over pipes, with its store written inline. A kill closes its store, cuts
 //! its connections and drops it: nothing of it reaches a disk or a peer any more.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,6 +33,8 @@ pub struct Terms {
     pub seed: u64,
     /// Node certificates hold this long.
     pub certificate_life: Duration,
+    /// Interval of heartbeats.
+    pub heartbeat: Duration,
 }
 
 /// Its clones would be the same, but nobody needs one.
@@ -85,14 +87,25 @@ impl VirtualGateway {
         Ok(gateway)
     }
 
+    fn endpoint(&self) -> Endpoint {
+        Endpoint { host: Ipv4Addr::LOCALHOST.to_string(), port: PORT + self.number }
+    }
+
+    /// host:port.
+    pub fn address(&self) -> String {
+        self.endpoint().to_string()
+    }
+
     fn options(&self, seed: u64) -> Options {
-        let port = PORT + self.number;
-        let host = "127.0.0.1".to_owned();
         Options {
-            endpoints: vec![Endpoint { host, port }],
+            endpoints: vec![self.endpoint()],
             certificate_life: self.terms.certificate_life,
+            heartbeat_interval: self.terms.heartbeat,
             seed: Some(seed),
-            ..Options::new(self.terms.state.clone(), SocketAddr::from(([127, 0, 0, 1], port)))
+            ..Options::new(
+                self.terms.state.clone(),
+                SocketAddr::from((Ipv4Addr::LOCALHOST, PORT + self.number)),
+            )
         }
     }
 

@@ -53,8 +53,10 @@ pub fn run(options: Options, work: &Path, log: File) -> Result<Report, SimError>
     let ended = runtime.block_on(async {
         let clock = Arc::new(TokioClock::starting_at(BUILD_TIME.0 + BEGIN_MS));
         let log = EventLog::new(log, work);
-        let _logged = tracing::subscriber::set_default(log.clone());
-        let report = run::run_in(world(&options, work, clock).await?, options, work).await?;
+        let _logged = tracing::subscriber::set_default(log.subscriber());
+        let world = world(&options, work, clock).await?;
+        // No process is started: all agents stand in this one.
+        let report = run::run_in(world, options, Path::new("bcd"), work).await?;
         log.close(&report);
         Ok(report)
     });
@@ -72,11 +74,14 @@ async fn world(options: &Options, work: &Path, clock: Arc<dyn Clock>) -> Result<
             state: work.join("gateway"),
             seed: chance("gateway", number.into()),
             certificate_life: options.duration + SPARE,
+            heartbeat: options.heartbeat,
         };
         let gateway = VirtualGateway::start(terms, number, net.clone(), Arc::clone(&clock)).await?;
-        gateways.push(Gateway::Virtual(gateway));
+        gateways.push(gateway);
     }
     let seed = options.seed;
+    let addresses = gateways.iter().map(|gateway| gateway.address()).collect();
+    let gateways = gateways.into_iter().map(Gateway::Virtual).collect();
     let means = move |index, cable: &super::cable::Cable| Means {
         connect: net.through(cable.clone()),
         programs: Arc::new(VirtualPrograms::new(seed::stream(
@@ -86,6 +91,6 @@ async fn world(options: &Options, work: &Path, clock: Arc<dyn Clock>) -> Result<
         ))),
         journal: Mode::Inline,
     };
-    let ground = Ground { nodes: run::homes(work)?, seed, clock, climate: CLIMATE, means: Box::new(means) };
-    Ok(World { ground, gateways: Gateways::of(gateways), pause: LIVE })
+    let ground = Ground { clock, climate: CLIMATE, means: Box::new(means) };
+    Ok(World { ground, gateways: Gateways::of(gateways), addresses, pause: LIVE })
 }
