@@ -8,8 +8,10 @@ use clap::ValueEnum;
 use super::{fail, note, print};
 use crate::model::Exit;
 use crate::sim::chaos::Level;
+use crate::sim::foreign::Foreign;
 use crate::sim::report::Report;
 use crate::sim::{self, Options, SimError};
+use crate::wire::link::Endpoint;
 
 /// Runs real agents against the reference gateway, breaks both at random, and checks the invariants.
 #[derive(Debug, clap::Args)]
@@ -23,6 +25,12 @@ pub struct Args {
     /// Gateways over one store, a process each
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
     gateways: u32,
+    /// Somebody else's gateway instead: only what the agents themselves show is judged
+    #[arg(long, value_name = "HOST:PORT", requires = "ticket", conflicts_with = "gateways")]
+    gateway: Option<Endpoint>,
+    /// File with a join ticket of that gateway, for as many machines as there are nodes
+    #[arg(long, value_name = "FILE", requires = "gateway")]
+    ticket: Option<PathBuf>,
     /// How long commands are given and faults happen, such as 20s or 2m
     #[arg(long, default_value = "20s", value_parser = duration)]
     duration: Duration,
@@ -131,6 +139,11 @@ pub fn run(args: &Args) -> Result<Exit, Exit> {
         },
         skew: args.skew,
         page: args.report.clone(),
+        foreign: args
+            .gateway
+            .as_ref()
+            .zip(args.ticket.clone())
+            .map(|(gateway, ticket)| Foreign { gateway: gateway.to_string(), ticket }),
         commands_per_second: args.commands_per_second.unwrap_or(rate * f64::from(args.nodes)),
         virtual_time: args.virtual_time,
     };
@@ -151,12 +164,19 @@ pub fn run(args: &Args) -> Result<Exit, Exit> {
         tokio::select! {
             biased;
             _ = tokio::signal::ctrl_c() => None,
-            ended = sim::run(options, exe, &work) => Some(ended),
+            ended = simulate(options, exe, &work) => Some(ended),
         }
     });
     // A killed agent's last blocking write may still be under way.
     runtime.shutdown_timeout(Duration::from_secs(5));
     conclude(args, ended, &work)
+}
+
+async fn simulate(options: Options, exe: PathBuf, work: &Path) -> Result<Report, SimError> {
+    match options.foreign.clone() {
+        Some(foreign) => sim::foreign::run(options, &foreign, exe, work).await,
+        None => sim::run(options, exe, work).await,
+    }
 }
 
 /// Runs a share of a simulator's agents; started by the simulator alone.

@@ -15,7 +15,7 @@ use super::programs::{Marked, Programs};
 use crate::blocking;
 use crate::failpoint;
 use crate::journal::{State, Unfinished, begun};
-use crate::model::{BarrierId, CommandId, Effect, JournalId, Kind, Reason, Terminal};
+use crate::model::{BarrierId, CommandId, Effect, JournalId, Kind, NodeId, Reason, Terminal};
 
 /// Entries of one list that are named; the rest is counted. Two lists of entries of at most 300 bytes stay below the
 /// limit of a result.
@@ -148,14 +148,19 @@ fn line(command: Unfinished) -> Line {
 /// Processes of commands of this node, whoever started them and however they got away from their parents.
 async fn processes(shared: &Shared) -> Result<Vec<Process>, String> {
     let (state, journal) = (shared.parts.state.clone(), shared.parts.journal.id());
-    let programs = Arc::clone(&shared.parts.programs);
-    let looked = blocking::run(move || look(&*programs, &state, journal)).await;
+    let (programs, node) = (Arc::clone(&shared.parts.programs), shared.parts.audience.node_id.clone());
+    let looked = blocking::run(move || look(&*programs, &state, &node, journal)).await;
     looked.map_err(|error| format!("the look at the processes broke off: {error}"))?
 }
 
-fn look(programs: &dyn Programs, state: &Path, journal: JournalId) -> Result<Vec<Process>, String> {
+fn look(
+    programs: &dyn Programs,
+    state: &Path,
+    node: &NodeId,
+    journal: JournalId,
+) -> Result<Vec<Process>, String> {
     let mut journals: BTreeSet<JournalId> =
-        begun::journals(state).map_err(|error| format!("the begun records cannot be read: {error}"))?;
+        begun::journals(state, node).map_err(|error| format!("the begun records cannot be read: {error}"))?;
     journals.insert(journal);
     let found = programs.running(&journals).map_err(|error| format!("/proc cannot be read: {error}"))?;
     let process = |Marked { pid, command, attempt }| Process { pid, command_id: command, attempt };

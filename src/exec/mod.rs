@@ -309,14 +309,8 @@ impl Shared {
             tracing::info!(%id, "cancelled");
             return;
         }
-        match self.parts.journal.result(id.clone()).await {
-            Ok(Some(done)) => {
-                self.cancels.forget(&id);
-                self.say(Outgoing::Result(done));
-            }
-            Ok(None) => tracing::info!(%id, "a cancellation waits for its command"),
-            Err(error) => tracing::warn!(%id, %error, "a cancelled command cannot be looked up"),
-        }
+        // Remembered first: a delivery that the journal takes before this look finds it there.
+        steps::cancel_left(self, &id).await;
     }
 
     /// Ends what an older daemon left, nobody delivered again, and signed time has passed by now.

@@ -16,16 +16,18 @@ pub use super::supervise::job::Job;
 pub use super::supervised::{StartError, Supervisors};
 use crate::journal::begun::{Record, Supervisor};
 use crate::journal::{Locked, OpenError};
-use crate::model::{BootId, JournalId, Outcome};
+use crate::model::{BootId, CommandId, JournalId, Outcome};
 
 /// Whoever runs programs for daemons that come and go.
 pub trait Programs: Send + Sync + Debug {
-    /// Ends every program that was started in this state directory and has no supervisor any more; how many processes
-    /// that were. Called while the journal is locked, so that no living daemon owns them, and before recovery. Blocks.
+    /// Ends every program that was started in this state directory and has no supervisor any more. Called while the journal is locked, so that no living daemon owns them, and before recovery. Blocks.
     ///
     /// # Errors
     /// The begun records cannot be read.
-    fn settle(&self, locked: &Locked, state: &Path, boot_id: &BootId) -> Result<usize, OpenError>;
+    fn settle(&self, locked: &Locked, state: &Path, boot_id: &BootId) -> Result<Settled, OpenError>;
+
+    /// Ends what the program of one record started, its supervisor being gone. Blocks.
+    fn end(&self, begun: &Record);
 
     /// Whether a supervisor is there, in this boot.
     fn lives(&self, supervisor: &Supervisor, boot_id: &BootId) -> bool;
@@ -41,6 +43,15 @@ pub trait Programs: Send + Sync + Debug {
     /// # Errors
     /// Nobody knows whether there are any.
     fn running(&self, journals: &BTreeSet<JournalId>) -> io::Result<Vec<Marked>>;
+}
+
+/// What a look at the programs of earlier daemons did.
+#[derive(Debug, Default)]
+pub struct Settled {
+    /// Processes that were ended.
+    pub ended: usize,
+    /// Executions whose supervisor lived: what they started was spared.
+    pub spared: BTreeSet<(CommandId, u32)>,
 }
 
 /// A program that was started. Dropping it ends nothing.

@@ -24,7 +24,7 @@ use super::launch::Launcher;
 use super::leftovers;
 use super::mark::{self, Marked};
 use super::process;
-use super::programs::{Program, Programs};
+use super::programs::{Program, Programs, Settled};
 use super::supervise::CANCEL;
 use super::supervise::job::{self, Answer, Job};
 use crate::blocking;
@@ -66,12 +66,16 @@ impl Supervisors {
 }
 
 impl Programs for Supervisors {
-    fn settle(&self, locked: &Locked, state: &Path, boot_id: &BootId) -> Result<usize, OpenError> {
+    fn settle(&self, locked: &Locked, state: &Path, boot_id: &BootId) -> Result<Settled, OpenError> {
         leftovers::settle(locked, state, boot_id)
     }
 
     fn lives(&self, supervisor: &Supervisor, boot_id: &BootId) -> bool {
         process::open(supervisor, boot_id).is_some()
+    }
+
+    fn end(&self, begun: &Record) {
+        leftovers::end_one(begun);
     }
 
     fn start(&self, job: Job) -> BoxFuture<'static, Result<Box<dyn Program>, StartError>> {
@@ -241,6 +245,7 @@ pub(super) fn read(state: &Path, begun: &Record) -> io::Result<Outcome> {
         return Ok(outcome);
     }
     leftovers::end_one(begun);
+    Ended::give_back(state, begun);
     Ok(Outcome {
         message: "the program's supervisor ended without telling its outcome; what the program had started was ended"
             .into(),

@@ -464,6 +464,25 @@ async fn a_cancellation_of_a_done_command_gets_its_result_again() {
 }
 
 #[tokio::test]
+async fn a_cancellation_ends_what_a_dead_daemon_left_accepted_though_nobody_delivers_it_again() {
+    let mut bench = Bench::new();
+    bench.faults.fail_some(At::Commit, SQLITE_FULL, 1, u32::MAX);
+    let command = bench.exec("c-1", "");
+    bench.deliver(&command).await;
+    assert_eq!(bench.answer().await, Said::Accepted);
+    let mut bench = Bench::over(bench.crash().await, "i-2");
+    // The disk fails once more: a cancellation is a promise that is kept.
+    bench.faults.fail_some(At::Commit, SQLITE_FULL, 0, 1);
+    bench.cancel("c-1").await;
+    let outcome = bench.result().await;
+    assert_eq!(ending(&outcome), (Terminal::Cancelled, Some(Reason::Cancelled), Effect::None));
+    let mut bench = Bench::over(bench.crash().await, "i-3");
+    bench.deliver(&command).await;
+    assert_eq!(bench.result().await, outcome, "it is durable");
+    assert_eq!(bench.effects(), 0);
+}
+
+#[tokio::test]
 async fn a_cancellation_for_another_node_cancels_nothing() {
     let mut bench = Bench::new();
     bench.deliver(&bench.exec("c-1", "sleep 0.5")).await;

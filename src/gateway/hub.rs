@@ -13,9 +13,10 @@ use tonic::{Code, Status};
 use super::Settings;
 use super::admission::{self, Bucket};
 use super::ca::Ca;
-use super::store::Store;
+use super::lease::Grant;
+use super::store::{Lease, Store, Stray};
 use crate::clock::Clock;
-use crate::model::{BootId, CommandId, NodeId, Reason, ServerTime};
+use crate::model::{CommandId, NodeId, Reason, ServerTime};
 use crate::wire::{pb, status};
 
 /// Frames from outside a session's own loop (Cancel, Drain) that may wait for it.
@@ -36,6 +37,7 @@ pub struct Hub {
     bucket: Mutex<Bucket>,
     streams: Arc<Semaphore>,
     hellos: Arc<Semaphore>,
+    grant: Mutex<Option<Grant>>,
     live: Mutex<BTreeMap<NodeId, Arc<Live>>>,
     waiting: Mutex<BTreeMap<CommandId, Vec<oneshot::Sender<()>>>>,
     refused: Mutex<BTreeMap<&'static str, u64>>,
@@ -47,8 +49,6 @@ pub struct Hub {
 pub struct Live {
     /// Its epoch.
     pub epoch: u64,
-    /// The kernel's boot that it came from.
-    pub boot_id: BootId,
     /// The time of its last frame.
     pub last_frame: Mutex<Instant>,
     /// Free credits as last reported.
@@ -78,6 +78,12 @@ impl SessionEnd {
         Self { status: Some(status), reason: reason.token(), owns_node: true }
     }
 
+    /// The gateway may not route any more.
+    pub fn fenced() -> Self {
+        let message = "the gateway has lost its lease";
+        Self { owns_node: false, ..Self::told(Code::Aborted, Reason::GatewayFenced, message) }
+    }
+
     /// A newer session has the node.
     pub fn superseded() -> Self {
         let message = "a newer session of the same identity took over";
@@ -85,17 +91,22 @@ impl SessionEnd {
     }
 }
 
+impl From<Stray> for SessionEnd {
+    fn from(stray: Stray) -> Self {
+        match stray {
+            Stray::Superseded => Self::superseded(),
+            Stray::Fenced => Self::fenced(),
+        }
+    }
+}
+
 impl Live {
     /// A session that begins now, what it takes orders from, and how it hears of its end.
-    pub fn new(
-        epoch: u64,
-        boot_id: BootId,
-    ) -> (Arc<Self>, mpsc::Receiver<pb::GatewayFrame>, oneshot::Receiver<SessionEnd>) {
+    pub fn new(epoch: u64) -> (Arc<Self>, mpsc::Receiver<pb::GatewayFrame>, oneshot::Receiver<SessionEnd>) {
         let (orders, taken) = mpsc::channel(ORDERS);
         let (end, ended) = oneshot::channel();
         let live = Self {
             epoch,
-            boot_id,
             last_frame: Mutex::new(Instant::now()),
             free_credits: Mutex::default(),
             poke: Notify::new(),
@@ -124,6 +135,7 @@ impl Hub {
         store: Store,
         ca: Ca,
         tls: Arc<rustls::ServerConfig>,
+        grant: Grant,
         clock: Arc<dyn Clock>,
         rng: StdRng,
     ) -> Self {
@@ -138,6 +150,7 @@ impl Hub {
             tls,
             clock,
             rng: Mutex::new(rng),
+            grant: Mutex::new(Some(grant)),
             live: Mutex::default(),
             waiting: Mutex::default(),
             refused: Mutex::default(),
@@ -149,6 +162,30 @@ impl Hub {
     /// The control plane's clock.
     pub fn now(&self) -> ServerTime {
         ServerTime(self.clock.wall_ms())
+    }
+
+    /// The clock that no operator sets.
+    pub fn boot(&self) -> Duration {
+        self.clock.boot()
+    }
+
+    /// The lease was granted or renewed, or (absent) is lost.
+    pub fn set_grant(&self, grant: Option<Grant>) {
+        *lock(&self.grant) = grant;
+    }
+
+    /// The lease, while it may be routed under.
+    pub fn lease(&self) -> Option<Lease> {
+        lock(&self.grant).as_ref()?.valid(self.boot()).cloned()
+    }
+
+    /// The lease that a new session is opened under.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn need_lease(&self) -> Result<Lease, Status> {
+        let missing = "the gateway holds no lease";
+        self.lease().ok_or_else(|| self.refuse(Code::Unavailable, Reason::NotStarted, missing, None))
     }
 
     /// Randomness, seeded once.
@@ -170,8 +207,9 @@ impl Hub {
     /// Takes the token that an open or a join costs.
     ///
     /// # Errors
-    /// Draining, or too many at once.
+    /// Draining, without a lease, or too many at once.
     pub fn admit(&self) -> Result<(), Status> {
+        self.need_lease()?;
         if self.is_draining() {
             return Err(self.refuse(Code::Unavailable, Reason::Draining, "the gateway is draining", None));
         }

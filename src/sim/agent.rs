@@ -24,6 +24,7 @@ use crate::host::fake_machine::FakeMachine;
 use crate::host::tcp::Tcp;
 use crate::identity::join::{self, JoinError, JournalOptions};
 use crate::identity::{Ticket, TicketError};
+use crate::journal::inspect::{self, Counts, InspectError};
 use crate::journal::{self, Limits, OpenError};
 use crate::model::{Exit, Incarnation, NodeId};
 use crate::node::{BuildError, Node, Options};
@@ -130,6 +131,9 @@ pub enum AgentError {
     /// It cannot start.
     #[error("start")]
     Build(#[from] BuildError),
+    /// Its journal cannot be read.
+    #[error("read")]
+    Read(#[from] InspectError),
     /// Its task died.
     #[error("the task of an agent")]
     Task(#[from] TaskError),
@@ -246,5 +250,15 @@ impl Agent {
             Ok(())
         });
         removed.await.map_err(io::Error::other)?
+    }
+    /// Commands that its journal has not ended, or whose result was not acked. It must not run.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub async fn owed(&self) -> Result<u64, AgentError> {
+        let state = self.state.clone();
+        let snapshot = tokio::task::spawn_blocking(move || inspect::read(&state)).await??;
+        let Counts { accepted, running, done, .. } = snapshot.counts;
+        Ok(accepted + running + done)
     }
 }

@@ -28,7 +28,7 @@ use crate::model::{CommandId, NodeId};
 const AGAIN: Duration = Duration::from_millis(50);
 
 /// Commands in the middle of being handed over: what a gateway commits together.
-const AT_ONCE: usize = 32;
+const AT_ONCE: usize = 128;
 
 /// What is driven, and by what.
 pub struct Drive<'a> {
@@ -173,26 +173,22 @@ impl Drive<'_> {
     }
 
     /// Hands a command over until a gateway says that it has it, or the run is over. A gateway that dies in between,
-    /// or is stopped and goes on later, may have it already: it is looked for before it is handed over again.
+    /// or is stopped and goes on later, may have it already, and then the id is in use.
     async fn hand_over(&self, planned: &Planned, end: Instant) -> Result<bool, String> {
         let request = self.enqueue(planned).map_err(|error| error.to_string())?;
-        let mut first = true;
-        while first || Instant::now() < end {
-            if !first && self.knows(planned).await {
-                return Ok(true);
-            }
+        loop {
             match self.gateways.ask(&request).await {
                 Ok(Response::Enqueued(_)) => return Ok(true),
                 Ok(_) => return Err("an answer of another kind".into()),
-                // A gateway that was stopped in the middle may have come to it in between.
                 Err(GatewayError::Control(ClientError::Refused(why))) => {
-                    return if !first && self.knows(planned).await { Ok(true) } else { Err(why) };
+                    return if self.knows(planned).await { Ok(true) } else { Err(why) };
                 }
                 Err(_) => sleep(AGAIN).await,
             }
-            first = false;
+            if Instant::now() >= end {
+                return Ok(false);
+            }
         }
-        Ok(false)
     }
 
     async fn knows(&self, planned: &Planned) -> bool {

@@ -43,14 +43,21 @@ pub struct Diary {
     pub troubles: Vec<String>,
     /// Boots that each machine began, by agent.
     pub boots: Vec<usize>,
+    /// Commands that each agent's journal has not ended, or whose result was not acked, after its stop.
+    pub owed: Vec<u64>,
 }
 
 impl Diary {
+    fn trouble(&mut self, agent: usize, trouble: &str) {
+        self.troubles.push(format!("agent {agent}: {trouble}"));
+    }
+
     /// Adds what the agents of the next numbers wrote down.
     pub fn append(&mut self, other: Self) {
         self.moments.extend(other.moments);
         self.troubles.extend(other.troubles);
         self.boots.extend(other.boots);
+        self.owed.extend(other.owed);
     }
 }
 
@@ -141,13 +148,13 @@ impl Fleet {
             diary.troubles.push(format!("{left} agents did not stop within {} s", STOP.as_secs()));
         }
         for agent in &self.agents {
-            match agent.machine.reboots() {
-                Ok(boots) => diary.boots.push(boots),
-                Err(error) => {
-                    diary
-                        .troubles
-                        .push(format!("the boots of agent {} cannot be read: {error}", agent.index));
+            match (agent.machine.reboots(), agent.owed().await) {
+                (Ok(boots), Ok(owed)) => {
+                    diary.boots.push(boots);
+                    diary.owed.push(owed);
                 }
+                (Err(error), _) => diary.trouble(agent.index, &format!("its boots cannot be read: {error}")),
+                (_, Err(error)) => diary.trouble(agent.index, &format!("its journal: {}", chain(&error))),
             }
         }
         diary
@@ -207,8 +214,7 @@ impl Life {
     }
 
     fn trouble(&self, trouble: &str) {
-        let text = format!("agent {}: {trouble}", self.agent.index);
-        lock(&self.diary).troubles.push(text);
+        lock(&self.diary).trouble(self.agent.index, trouble);
     }
 
     /// One process's life.

@@ -72,6 +72,8 @@ pub struct Evidence {
     pub old: BTreeSet<usize>,
     /// How often each agent's machine booted anew.
     pub boots: Vec<usize>,
+    /// Commands that each agent's journal has not ended, or whose result was not acked, after its stop.
+    pub owed: Vec<u64>,
     /// Faults of agents and gateways, in the order in which they were carried out.
     pub moments: Vec<Moment>,
 }

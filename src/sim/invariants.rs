@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 use super::history::Evidence;
 use crate::gateway::control::CommandView;
+use crate::model::NodeId;
 
 /// What became of one invariant.
 #[derive(Debug)]
@@ -26,7 +27,7 @@ pub struct Verdict {
 
 impl Verdict {
     /// A verdict over so many checks; none at all is broken.
-    fn new(id: &'static str, checks: usize, unit: &'static str, mut broken: Vec<String>) -> Self {
+    pub fn new(id: &'static str, checks: usize, unit: &'static str, mut broken: Vec<String>) -> Self {
         if checks == 0 {
             broken.push("there was nothing to check".into());
         }
@@ -98,7 +99,8 @@ fn epochs_rise(evidence: &Evidence) -> Verdict {
     Verdict::new("I3", checks, "epochs", broken)
 }
 
-/// I8: once faults have stopped every node is connected and owes nothing: no command is open, all credits are back.
+/// I8: once faults have stopped every node is connected and owes nothing: no command is open,
+/// at the gateways or in a journal, and all credits are back.
 fn converged(evidence: &Evidence) -> Verdict {
     let mut broken = Vec::new();
     for id in &evidence.agents {
@@ -112,6 +114,10 @@ fn converged(evidence: &Evidence) -> Verdict {
         if node.free_credits != evidence.credits {
             broken.push(format!("{id} holds credits: free are {:?}", node.free_credits));
         }
+    }
+    for (agent, owed) in evidence.owed.iter().enumerate().filter(|(_, owed)| **owed > 0) {
+        let node = evidence.agents.get(agent).map_or("a node", NodeId::as_str);
+        broken.push(format!("{node} still has {owed} commands in its journal to end or to deliver"));
     }
     for row in evidence.commands.iter().filter(|row| !is_terminal(&row.state)) {
         broken.push(format!("{} is still {} on {}", row.id, row.state, row.node));

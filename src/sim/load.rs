@@ -112,8 +112,10 @@ impl Load {
     }
 }
 
-/// Seconds until a command's not_after: longer than any run's end, but for the hurried ones.
+/// Seconds until a command's not_after: longer than any run, but for the hurried ones, and for those that may not run
+/// twice: a journal that took a lost one's place refuses them until a signed answer tells it its age, or they expire.
 const TTL_S: u64 = 3600;
+const ONCE_TTL_S: u64 = 60;
 const HURRIED_TTL_S: u64 = 2;
 
 impl Planned {
@@ -129,7 +131,11 @@ impl Planned {
 
     /// How far ahead not_after lies, seconds.
     pub fn ttl_s(&self) -> u64 {
-        if self.class == Class::Hurried { HURRIED_TTL_S } else { TTL_S }
+        match self.class {
+            Class::Hurried => HURRIED_TTL_S,
+            class if class.retry_safe() => TTL_S,
+            _ => ONCE_TTL_S,
+        }
     }
 
     /// The kind's arguments.

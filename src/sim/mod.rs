@@ -19,6 +19,7 @@ mod drive;
 pub mod explain;
 pub mod faults;
 mod fleet;
+pub mod foreign;
 mod gateway_process;
 mod gateways;
 pub mod history;
@@ -69,6 +70,8 @@ pub struct Options {
     pub heartbeat: Duration,
     /// Agents in one process at most; the rest runs in others.
     pub per_process: usize,
+    /// Somebody else's gateway instead of our own.
+    pub foreign: Option<foreign::Foreign>,
     /// Where the report is written as a page.
     pub page: Option<PathBuf>,
     /// In virtual time.
@@ -90,11 +93,14 @@ impl Options {
     pub fn command_line(&self) -> String {
         let Self { nodes, gateways, duration, seed, chaos, skew, commands_per_second, heartbeat, .. } = self;
         let world = if self.virtual_time { " --virtual" } else { "" };
+        let foreign = self.foreign.as_ref().map_or(String::new(), |foreign| {
+            format!(" --gateway {} --ticket {}", foreign.gateway, foreign.ticket.display())
+        });
         format!(
             "bcd sim{world} --nodes {nodes} --gateways {gateways} --duration {}s --seed {seed} --chaos {} --skew {skew} --commands-per-second {commands_per_second} --heartbeat-interval {}s",
             duration.as_secs_f64(),
             chaos.name(),
             heartbeat.as_secs_f64(),
-        )
+        ) + &foreign
     }
 }

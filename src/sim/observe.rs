@@ -80,6 +80,20 @@ async fn nodes(gateways: &Gateways) -> Result<Vec<NodeView>, SimError> {
     }
 }
 
+/// The nodes once each is seen at rest, or as they are when the time is over: a gateway knows the credits of nodes that
+/// are with another one only by what that one wrote down last.
+async fn nodes_at_rest(gateways: &Gateways) -> Result<Vec<NodeView>, SimError> {
+    let (until, whole) = (Instant::now() + TELLING, credits());
+    loop {
+        let nodes = nodes(gateways).await?;
+        let at_rest = |node: &NodeView| node.state == "connected" && node.free_credits == whole;
+        if nodes.iter().all(at_rest) || Instant::now() >= until {
+            return Ok(nodes);
+        }
+        sleep(POLL).await;
+    }
+}
+
 /// Everything that the invariants are judged by, beside what is known of the agents already.
 ///
 /// # Errors
@@ -89,7 +103,7 @@ pub async fn collect(
     mut evidence: Evidence,
     witness: &Path,
 ) -> Result<Evidence, SimError> {
-    evidence.nodes = nodes(gateway).await?;
+    evidence.nodes = nodes_at_rest(gateway).await?;
     let Response::Commands(commands) = gateway.ask(&Request::History).await? else {
         return Err(SimError::Answer("history"));
     };

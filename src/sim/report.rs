@@ -76,6 +76,8 @@ pub struct Report {
     pub memory_kib: u64,
     /// What became of the invariants.
     pub verdicts: Vec<Verdict>,
+    /// Invariants that nothing is said about, since only the gateway could show whether they held.
+    pub not_judged: Vec<&'static str>,
     /// Whatever else went wrong: an agent that stopped by itself, a run that did not settle.
     pub troubles: Vec<String>,
     ends: Ends,
@@ -101,6 +103,7 @@ impl Report {
             reconnect: Samples::new(reconnect::times(evidence)),
             memory_kib: 0,
             troubles: Vec::new(),
+            not_judged: Vec::new(),
         }
     }
 
@@ -158,10 +161,25 @@ impl Report {
         {
             let _ = writeln!(text, "{} broken: {}", what.0, what.1);
         }
+        if !self.not_judged.is_empty() {
+            let ids = self.not_judged.join(", ");
+            let _ = writeln!(
+                text,
+                "not judged: {ids}; only the gateway's own history could show whether they held"
+            );
+        }
         for trouble in &self.troubles {
             let _ = writeln!(text, "trouble: {trouble}");
         }
-        let result = if self.held() { "every invariant held" } else { "NOT every invariant held" };
+        let result = if self.held() {
+            if self.not_judged.is_empty() {
+                "every invariant held"
+            } else {
+                "every invariant that was judged held"
+            }
+        } else {
+            "NOT every invariant held"
+        };
         let _ = writeln!(text, "{result}; replay: {}", options.command_line());
         text
     }
@@ -200,6 +218,7 @@ impl Report {
                 "accept": self.accept.json(), "result": self.result.json(), "reconnect": self.reconnect.json(),
             },
             "memory": { "kib_per_agent": self.memory_kib },
+            "not_judged": self.not_judged,
             "troubles": self.troubles,
             "replay": self.options.command_line(),
         })

@@ -1,6 +1,5 @@
 //! One run, from the first join to the report.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,11 +7,11 @@ use std::time::Duration;
 
 use super::agent::{Ground, Plan};
 use super::drive::{Drive, Driven};
-use super::faults::{Blow, Tally};
+use super::faults::Tally;
 use super::fleet::Diary;
 use super::gateway_process::{GatewayError, Shape};
 use super::gateways::Gateways;
-use super::history::{Evidence, Moment, Struck};
+use super::history::Evidence;
 use super::invariants::judge;
 use super::live::{self, Counts};
 use super::observe;
@@ -52,6 +51,14 @@ pub enum SimError {
         /// Why.
         source: io::Error,
     },
+    /// The ticket of somebody else's gateway.
+    #[error("cannot read the ticket {path}")]
+    Ticket {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// The report's page.
     #[error("cannot write the report to {path}")]
     Page {
@@ -68,10 +75,11 @@ pub enum SimError {
 /// Longest wait for the first connections, and until all is done after the last fault; longer by the time in which so
 /// many nodes are admitted.
 const CONNECT: Duration = Duration::from_secs(30);
-const SETTLE: Duration = Duration::from_secs(120);
+pub(super) const SETTLE: Duration = Duration::from_secs(120);
 const ADMITTED_A_SECOND: usize = 100;
 
-fn patience(least: Duration, nodes: usize) -> Duration {
+/// At least so long, and longer for many nodes.
+pub(super) fn patience(least: Duration, nodes: usize) -> Duration {
     least + Duration::from_secs(u64::try_from(nodes / ADMITTED_A_SECOND).unwrap_or(0))
 }
 
@@ -111,7 +119,7 @@ pub async fn run_in(world: World, options: Options, exe: &Path, work: &Path) -> 
     let line = live::show(options.nodes, pause, run.gateways.clone(), run.counts.clone(), run.tally.clone());
     let line = tokio::spawn(line);
     let connect = patience(CONNECT, options.nodes);
-    if !settled(&run.gateways, options.nodes, &BTreeSet::new(), connect).await {
+    if !settled(&run.gateways, options.nodes, connect).await {
         troubles.push(format!("not every node was connected {} s after its start", connect.as_secs()));
     }
     let witness = work.join("witness");
@@ -121,7 +129,7 @@ pub async fn run_in(world: World, options: Options, exe: &Path, work: &Path) -> 
     moments.extend(diary.moments);
     moments.sort_by_key(|moment| moment.at_ms);
     let settle = patience(SETTLE, options.nodes);
-    if !settled(&run.gateways, options.nodes, &ageless(&moments, &run.nodes), settle).await {
+    if !settled(&run.gateways, options.nodes, settle).await {
         troubles.push(format!("not everything had settled {} s after the last fault", settle.as_secs()));
     }
     line.abort();
@@ -131,7 +139,7 @@ pub async fn run_in(world: World, options: Options, exe: &Path, work: &Path) -> 
     let known = Evidence { handed: driven.handed, agents: run.nodes, moments, old, ..Evidence::default() };
     let mut evidence = observe::collect(&run.gateways, known, &witness).await?;
     let diary = run.agents.stop().await?;
-    evidence.boots = diary.boots;
+    (evidence.boots, evidence.owed) = (diary.boots, diary.owed);
     troubles.extend(diary.troubles);
     let mut report = Report::new(options, &evidence, judge(&evidence));
     report.faults = run.tally.counts();
@@ -191,15 +199,6 @@ impl Run {
         let (diary, grown_kib) = self.agents.told().await?;
         Ok((driven, diary, grown_kib))
     }
-}
-
-/// Nodes whose journal took a lost one's place.
-fn ageless<'a>(moments: &[Moment], nodes: &'a [NodeId]) -> BTreeSet<&'a NodeId> {
-    let lost = moments.iter().filter_map(|moment| match moment.what {
-        Struck::Agent(agent, Blow::JournalLoss) => nodes.get(agent),
-        _ => None,
-    });
-    lost.collect()
 }
 
 /// A directory of a run.

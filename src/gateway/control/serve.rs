@@ -13,7 +13,8 @@ use super::{Request, Response};
 use crate::gateway::body::{self, CancelBody, CommandBody};
 use crate::gateway::command_state::State;
 use crate::gateway::hub::{Hub, lock};
-use crate::gateway::session::{cancel_frame, chain};
+use crate::gateway::neighbours;
+use crate::gateway::session::chain;
 use crate::gateway::store::{Cancelled, NewCommand, StoreError};
 use crate::gateway::ticket::{Grant, Ticket};
 use crate::model::limits::COMMAND_BODY_BYTES;
@@ -198,13 +199,8 @@ async fn cancel(hub: &Hub, id: CommandId) -> Result<Response, StoreError> {
             hub.commands_ended(&[id]);
             Response::Done
         }
-        Cancelled::Tell(node) => {
-            let body = hub.store.cancel_body(id.clone()).await?;
-            if let (Some(body), Some(live)) = (body, hub.session(&node)) {
-                let frame = pb::gateway_frame::Frame::Cancel(cancel_frame(&id, body));
-                // A session that cannot take it sends it again after its next first heartbeat.
-                let _ = live.orders.try_send(pb::GatewayFrame { frame: Some(frame) });
-            }
+        Cancelled::Tell(_) => {
+            neighbours::tell_cancelled(hub, &id).await?;
             Response::Done
         }
     })
@@ -212,6 +208,8 @@ async fn cancel(hub: &Hub, id: CommandId) -> Result<Response, StoreError> {
 
 /// Between two looks at a command that somebody waits for.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// The same where the command may end at another gateway, which wakes nobody here.
+const LOOK_AGAIN_SHARED: Duration = Duration::from_millis(100);
 
 async fn wait(hub: &Hub, id: &CommandId, timeout: Duration) -> Result<Response, StoreError> {
     let until = Instant::now() + timeout.min(LONGEST_WAIT);
@@ -224,7 +222,8 @@ async fn wait(hub: &Hub, id: &CommandId, timeout: Duration) -> Result<Response, 
             return Ok(Response::Command(view.map(Box::new)));
         }
         // A session that is cut off between its commit and this wake-up wakes nobody, so the store is asked again.
-        let _ = tokio::time::timeout_at(until.min(Instant::now() + LOOK_AGAIN), end).await;
+        let look_again = if hub.store.is_shared() { LOOK_AGAIN_SHARED } else { LOOK_AGAIN };
+        let _ = tokio::time::timeout_at(until.min(Instant::now() + look_again), end).await;
     }
 }
 
@@ -264,9 +263,14 @@ async fn ticket(hub: &Hub, uses: u32, ttl_s: u64, site: String) -> Result<Respon
     }
     let grant = Grant { uses, expires_at: hub.now().plus(Duration::from_secs(ttl_s)), site };
     let settings = &hub.settings;
-    let ticket = hub.with_rng(|rng| {
-        Ticket::new(&grant, &settings.trust_domain, &settings.endpoints, hub.ca.digest(), rng)
-    });
+    let mut endpoints = settings.endpoints.clone();
+    for other in hub.store.gateways().await?.into_values().flatten() {
+        if !endpoints.contains(&other) {
+            endpoints.push(other);
+        }
+    }
+    let ticket =
+        hub.with_rng(|rng| Ticket::new(&grant, &settings.trust_domain, &endpoints, hub.ca.digest(), rng));
     hub.store.add_token(ticket.token_sha256(), grant).await?;
     Ok(Response::Ticket(ticket.line()))
 }
@@ -288,7 +292,5 @@ async fn stats(hub: &Hub) -> Result<Response, StoreError> {
     if !refused.is_empty() {
         hub.store.count_refusals(refused).await?;
     }
-    let mut stats = hub.store.stats().await?;
-    stats.sessions = u64::try_from(hub.sessions().len()).unwrap_or(u64::MAX);
-    Ok(Response::Stats(stats))
+    Ok(Response::Stats(hub.store.stats().await?))
 }

@@ -7,7 +7,7 @@ use rusqlite::Connection;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::{Job, transact};
+use super::{Job, StoreError, transact};
 
 /// Its clones are the same.
 #[derive(Debug, Clone)]
@@ -41,8 +41,8 @@ impl Inline {
             let Some(until) = held else { break };
             sleep_until(until).await;
         }
-        let committed = lock(&self.0.db).as_ref().is_none_or(|db| transact(db, job, || None));
-        if !committed {
+        let result = lock(&self.0.db).as_ref().map_or(Ok(()), |db| transact(db, job, || None));
+        if !matches!(result, Ok(()) | Err(StoreError::Busy)) {
             self.close();
         }
     }

@@ -68,8 +68,6 @@ fn lie(evidence: &Evidence, handed: &Handed, row: &CommandView) -> Option<String
         ("rejected", "denied-by-operator") if lacks => None,
         _ if lacks && row.state != "cancelled" => Some(format!("{}, and its node cannot do that", row.state)),
         ("cancelled", _) if matches!(class, Class::Cancelled(_)) => None,
-        // Withdrawn, since the new journal took on nothing that may not run twice.
-        ("cancelled", _) if lost() && runs == 0 => None,
         ("failed" | "rejected" | "cancelled", reason) if class != Class::Hurried || reason != "expired" => {
             Some(format!("{} {reason}, and nothing asked for that: {}", row.state, row.message))
         }

@@ -72,11 +72,12 @@ fn good() -> Evidence {
     }
     let credits = std::collections::BTreeMap::from([("work".to_owned(), 16)]);
     evidence.agents = vec![NodeId::new("n-1").expect("an id")];
-    evidence.boots = vec![0];
+    (evidence.boots, evidence.owed) = (vec![0], vec![0]);
     evidence.nodes = vec![NodeView {
         node: NodeId::new("n-1").expect("an id"),
         state: "connected".into(),
         epoch: 2,
+        gateway: "g-1".into(),
         site: "sim".into(),
         boot_id: String::new(),
         version: String::new(),
@@ -245,6 +246,7 @@ fn only_a_lost_journal_excuses_a_journal_lost_and_an_end_untold() {
 fn a_node_that_is_away_or_holds_a_credit_at_the_end_breaks_i8() {
     assert_eq!(broken(|evidence| evidence.nodes[0].state = "disconnected".into()), ["I8"]);
     assert_eq!(broken(|evidence| evidence.nodes.clear()), ["I8"]);
+    assert_eq!(broken(|evidence| evidence.owed[0] = 1), ["I8"]);
     let held = |evidence: &mut Evidence| {
         evidence.nodes[0].free_credits.insert("work".into(), 15);
     };

@@ -1,12 +1,14 @@
 //! A gateway in virtual time: the same code over pipes, with its store written inline. A kill closes its store, cuts
 //! its connections and drops it: nothing of it reaches a disk or a peer any more.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Mutex, oneshot, watch};
+use tokio::sync::{Mutex, Notify, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tracing::Instrument as _;
@@ -29,6 +31,8 @@ const START: Duration = Duration::from_millis(40);
 pub struct Terms {
     /// Its state directory.
     pub state: PathBuf,
+    /// That of the store, which all gateways share.
+    pub store: PathBuf,
     /// Its seed; each start has its own chance.
     pub seed: u64,
     /// Node certificates hold this long.
@@ -37,7 +41,10 @@ pub struct Terms {
     pub heartbeat: Duration,
 }
 
-/// Its clones would be the same, but nobody needs one.
+/// The gateways that run, by number: an outage of the store befalls all of them.
+pub type Locals = Arc<std::sync::Mutex<BTreeMap<u16, Local>>>;
+
+/// One of them.
 #[derive(Debug)]
 pub struct VirtualGateway {
     terms: Terms,
@@ -47,19 +54,36 @@ pub struct VirtualGateway {
     /// What all of its connections go through.
     cable: Cable,
     running: Mutex<Option<Running>>,
-    starts: std::sync::atomic::AtomicU64,
-    up: watch::Sender<bool>,
+    all: Locals,
+    starts: AtomicU64,
+    up: Up,
 }
 
+/// False while a fault has it dead or standing still. Who waits for that hears of it in the order of the waits, which a
+/// watch channel leaves to chance.
+#[derive(Debug, Default)]
+struct Up {
+    up: AtomicBool,
+    down: Notify,
+}
+
+impl Up {
+    fn set(&self, up: bool) {
+        self.up.store(up, Ordering::Relaxed);
+        if !up {
+            self.down.notify_waiters();
+        }
+    }
+
+    fn is(&self) -> bool {
+        self.up.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Debug)]
 struct Running {
     local: Local,
     task: JoinHandle<Result<(), gateway::GatewayError>>,
-}
-
-impl std::fmt::Debug for Running {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Running").finish_non_exhaustive()
-    }
 }
 
 impl VirtualGateway {
@@ -70,7 +94,7 @@ impl VirtualGateway {
     pub async fn start(
         terms: Terms,
         number: u16,
-        net: Net,
+        (net, all): (Net, Locals),
         clock: Arc<dyn Clock>,
     ) -> Result<Self, GatewayError> {
         let gateway = Self {
@@ -80,11 +104,16 @@ impl VirtualGateway {
             net,
             clock,
             running: Mutex::new(None),
+            all,
             starts: 0.into(),
-            up: watch::Sender::new(false),
+            up: Up::default(),
         };
         gateway.restart().await?;
         Ok(gateway)
+    }
+
+    fn all(&self) -> std::sync::MutexGuard<'_, BTreeMap<u16, Local>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn endpoint(&self) -> Endpoint {
@@ -99,6 +128,7 @@ impl VirtualGateway {
     fn options(&self, seed: u64) -> Options {
         Options {
             endpoints: vec![self.endpoint()],
+            store: Some(self.terms.store.clone()),
             certificate_life: self.terms.certificate_life,
             heartbeat_interval: self.terms.heartbeat,
             seed: Some(seed),
@@ -115,7 +145,7 @@ impl VirtualGateway {
     /// It does not run.
     pub async fn restart(&self) -> Result<(), GatewayError> {
         sleep(START).await;
-        let starts = self.starts.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let starts = self.starts.fetch_add(1, Ordering::Relaxed);
         let options = self.options(self.terms.seed.wrapping_add(starts));
         let connections = self.net.listen(options.listen.port(), self.cable.clone());
         let (say, ready) = oneshot::channel();
@@ -131,14 +161,16 @@ impl VirtualGateway {
                 Ok(Ok(())) | Err(_) => GatewayError::Down,
             });
         };
+        self.all().insert(self.number, local.clone());
         *self.running.lock().await = Some(Running { local, task });
-        self.up.send_replace(true);
+        self.up.set(true);
         Ok(())
     }
 
     /// Kills it.
     pub async fn kill(&self) {
-        self.up.send_replace(false);
+        self.up.set(false);
+        self.all().remove(&self.number);
         if let Some(Running { local, task }) = self.running.lock().await.take() {
             local.close_store();
             self.cable.cut();
@@ -150,18 +182,18 @@ impl VirtualGateway {
 
     /// It does nothing for so long: its connections are held by whoever carries them, and answer nothing.
     pub async fn stand_still(&self, time: Duration) {
-        self.up.send_replace(false);
+        self.up.set(false);
         if let Some(running) = &*self.running.lock().await {
             running.local.hold_store(time);
         }
         self.cable.stall(time);
         sleep(time).await;
-        self.up.send_replace(true);
+        self.up.set(true);
     }
 
     /// Whether no fault has it dead or standing still.
     pub fn is_up(&self) -> bool {
-        *self.up.borrow()
+        self.up.is()
     }
 
     /// Asks it.
@@ -170,13 +202,16 @@ impl VirtualGateway {
     /// It is down, goes down meanwhile, or says no.
     pub async fn ask(&self, request: &Request) -> Result<Response, GatewayError> {
         let local = match &*self.running.lock().await {
-            Some(running) => running.local.clone(),
-            None => return Err(GatewayError::Down),
+            Some(running) if self.up.is() => running.local.clone(),
+            Some(_) | None => return Err(GatewayError::Down),
         };
-        let mut up = self.up.subscribe();
+        if let Request::StopStore { ms } = request {
+            let time = Duration::from_millis(*ms);
+            self.all().values().for_each(|local| local.hold_store(time));
+        }
         let answer = tokio::select! {
             biased;
-            _ = up.wait_for(|up| !*up) => return Err(GatewayError::Down),
+            () = self.up.down.notified() => return Err(GatewayError::Down),
             answer = local.ask(request.clone()) => answer,
         };
         match answer {

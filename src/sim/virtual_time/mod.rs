@@ -27,7 +27,7 @@ use crate::blocking::inline::Inline;
 use crate::clock::{Clock, TokioClock};
 use crate::journal::Mode;
 use crate::wire::tls::BUILD_TIME;
-use gateway::Terms;
+use gateway::{Locals, Terms};
 use log::EventLog;
 use net::Net;
 use programs::VirtualPrograms;
@@ -65,18 +65,20 @@ pub fn run(options: Options, work: &Path, log: File) -> Result<Report, SimError>
 }
 
 async fn world(options: &Options, work: &Path, clock: Arc<dyn Clock>) -> Result<World, SimError> {
-    let net = Net::default();
+    let (net, all) = (Net::default(), Locals::default());
     let chance = |part, number| rand::RngCore::next_u64(&mut seed::stream(options.seed, part, number));
     let mut gateways = Vec::with_capacity(options.gateways);
     for number in 0..options.gateways {
         let number = u16::try_from(number).unwrap_or(u16::MAX);
         let terms = Terms {
-            state: work.join("gateway"),
+            state: work.join(format!("gateway-{number}")),
+            store: work.join("gateways"),
             seed: chance("gateway", number.into()),
             certificate_life: options.duration + SPARE,
             heartbeat: options.heartbeat,
         };
-        let gateway = VirtualGateway::start(terms, number, net.clone(), Arc::clone(&clock)).await?;
+        let gateway =
+            VirtualGateway::start(terms, number, (net.clone(), all.clone()), Arc::clone(&clock)).await?;
         gateways.push(gateway);
     }
     let seed = options.seed;
