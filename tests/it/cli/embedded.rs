@@ -54,7 +54,6 @@ fn join_options(state: &std::path::Path, line: &str) -> JoinOptions {
             wal_bytes: WAL_BYTES,
         },
         facts: Default::default(),
-        protocol: bcd::wire::version::Range::OWN,
         connect: Arc::new(bcd::host::tcp::Tcp),
         rng: StdRng::seed_from_u64(1),
     }

@@ -29,7 +29,8 @@ pub(super) fn settled(campaign: &mut Campaign, deaths: &Deaths) {
     });
     let mut evidence = Evidence { handed: std::mem::take(&mut campaign.handed), ..Evidence::default() };
     gather(lab, &mut evidence);
-    for verdict in judge(&evidence) {
+    // Ends of programs are held against their own words below, and what a node owes last: both closer than the others.
+    for verdict in judge(&evidence).into_iter().filter(|verdict| !["I5", "I8"].contains(&verdict.id)) {
         assert!(
             verdict.held(),
             "{} broken: {:#?}\n{replay}\n{}{}",
