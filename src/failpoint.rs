@@ -1,8 +1,10 @@
 //! Named steps at which a simulation build can be killed, so that a test can crash the real program exactly
 //! there. In a production build `hit` is empty.
 //!
-//! `BCD_FAILPOINT=<step>` kills the process (SIGKILL) when the step is reached; `<step>:<n>` the n-th time. Of many
-//! agents in one process [`agent::Armed`] ends one: the task that comes to the step unwinds, and takes its agent with it.
+//! `BCD_FAILPOINT=<step>` kills the process (SIGKILL) when the step is reached; `<step>:<n>` the n-th time. A process
+//! that dies so first appends the step's name to the file that `BCD_FAILPOINT_HITS` names: the death of a supervisor
+//! is seen by nobody else. Of many agents in one process [`agent::Armed`] ends one: the task that comes to the step
+//! unwinds, and takes its agent with it.
 
 /// A step of a command's life, or of a join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +43,7 @@ steps! {
     PROGRAM_STARTED = "supervisor.program-started";
     /// The program, and all that it started, is gone; nothing is written.
     PROGRAM_ENDED = "supervisor.program-ended";
-    /// The outcome is written, not yet renamed into place.
+    /// The outcome is written, not yet sealed.
     OUTCOME_WRITTEN = "supervisor.outcome-written";
     /// The outcome is durable; the supervisor still lives.
     OUTCOME = "supervisor.outcome";
@@ -61,6 +63,8 @@ steps! {
     ACK_RECEIVED = "node.ack-received";
     /// The tombstone is durable.
     TOMBSTONE = "node.tombstone";
+    /// A corrupt journal is moved aside, and its log is not.
+    JOURNAL_HALF_ASIDE = "journal.half-aside";
     /// The join's key file exists.
     JOIN_KEY = "join.key-written";
     /// The join's request is about to be sent.
@@ -130,7 +134,18 @@ pub fn hit(step: Step) {
         && name == step.name()
         && left.fetch_sub(1, Ordering::Relaxed) == 1
     {
+        note(step);
         let _ = nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::Signal::SIGKILL);
+    }
+}
+
+/// One line for who counts the deaths; the write is in the page cache before the signal is sent.
+#[cfg(feature = "fakehw")]
+fn note(step: Step) {
+    use std::io::Write as _;
+    let Some(path) = std::env::var_os("BCD_FAILPOINT_HITS") else { return };
+    if let Ok(mut file) = std::fs::OpenOptions::new().create(true).append(true).open(path) {
+        let _ = file.write_all(format!("{}\n", step.name()).as_bytes());
     }
 }
 

@@ -19,9 +19,10 @@ use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use tokio::sync::{mpsc, watch};
 
+use crate::blocking;
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::exec::{self, Executor, Lanes, Leftovers, ProbeFacts};
+use crate::exec::{self, Executor, Lanes, Leftovers, ProbeFacts, Programs, Supervisors};
 use crate::host::tcp::Tcp;
 use crate::identity::{Identity, LoadError, Mark, join_again};
 use crate::journal::{
@@ -82,8 +83,8 @@ pub struct Options {
     pub journal: journal::Mode,
     /// Restarts the machine.
     pub reboot: Arc<dyn Reboot>,
-    /// The program `bcd`, started again as each program's supervisor.
-    pub program: PathBuf,
+    /// Who runs programs.
+    pub programs: Arc<dyn Programs>,
     /// What it may take of the disk.
     pub limits: journal::Limits,
     /// The way to the gateways.
@@ -117,7 +118,7 @@ impl Options {
             event_limits: config.event_limits,
             journal: journal::Mode::Thread,
             reboot,
-            program: THIS_PROGRAM.into(),
+            programs: Arc::new(Supervisors::new(THIS_PROGRAM.into())),
             limits: config.limits,
             connect: Arc::new(Tcp),
             dialer: None,
@@ -207,11 +208,12 @@ impl Node {
         // A lost journal takes its mark from there.
         let time_mark = facts.mark.max(floors.server_time_mark);
         // Before recovery calls their commands interrupted: nothing may run on behind such a word.
-        let leftovers = Leftovers::settle(&locked, &options.state, &options.boot_id)?;
+        let leftovers =
+            Leftovers::settle(Arc::clone(&options.programs), &locked, &options.state, &options.boot_id)?;
         let working = WorkingClock::new(Arc::clone(&options.clock), time_mark, facts.signed);
         let (journal, recovered) =
             locked.recover_with(working.signed(), &mut |begun| leftovers.left(begun))?;
-        log_start(&identity, &recovered, leftovers.ended);
+        log_start(&identity, &recovered, leftovers.ended());
         let dialer = match options.dialer.take() {
             Some(dialer) => dialer,
             None => grpc_dialer(&identity, &working, &options.connect, &options.state)?,
@@ -360,7 +362,7 @@ impl Node {
             },
             state: self.options.state,
             reboot: self.options.reboot,
-            program: self.options.program,
+            programs: self.options.programs,
             reattached: self.reattached,
         });
         let session = Session::new(SessionParts {
@@ -399,6 +401,7 @@ fn log_start(identity: &Identity, recovered: &Recovered, ended: usize) {
         certificate_until = %not_after,
         waiting = recovered.waiting.len(),
         unacked = recovered.unacked,
+        foreign = recovered.foreign,
         "the node has recovered"
     );
     for command in &recovered.reattached {
@@ -471,7 +474,7 @@ async fn answer(socket: Option<Socket>, reporter: Arc<Reporter>) {
 async fn fatal(journal: Journal, run: Option<PathBuf>, boot: BootId) -> Failed {
     let failed = journal.failed().await;
     if failed == Failed::Sync {
-        let noted = tokio::task::spawn_blocking(move || failed_sync::may_exit(run.as_deref(), &boot));
+        let noted = blocking::run(move || failed_sync::may_exit(run.as_deref(), &boot));
         if !noted.await.unwrap_or(false) {
             tracing::error!(
                 "a sync of the journal failed again in this boot: the daemon runs on, admits nothing, and says so"

@@ -25,6 +25,7 @@ pub mod leftovers;
 mod mark;
 mod probe;
 mod process;
+pub mod programs;
 mod reboot;
 mod steps;
 pub mod supervise;
@@ -42,6 +43,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 pub use lanes::Lanes;
 pub use leftovers::Leftovers;
 pub use probe::ProbeFacts;
+pub use programs::{Programs, Supervisors};
 
 use self::arrivals::{Arrival, Arrivals};
 use self::cancel::{Cancellable, Cancels};
@@ -91,8 +93,8 @@ pub struct Parts {
     pub state: PathBuf,
     /// Restarts the machine.
     pub reboot: Arc<dyn Reboot>,
-    /// The program `bcd`, started again as each program's supervisor.
-    pub program: PathBuf,
+    /// Who runs programs.
+    pub programs: Arc<dyn Programs>,
     /// Programs of earlier daemons that still run.
     pub reattached: Vec<Durable<Reattached>>,
 }
@@ -303,14 +305,8 @@ impl Shared {
             tracing::info!(%id, "cancelled");
             return;
         }
-        match self.parts.journal.result(id.clone()).await {
-            Ok(Some(done)) => {
-                self.cancels.forget(&id);
-                self.say(Outgoing::Result(done));
-            }
-            Ok(None) => tracing::info!(%id, "a cancellation waits for its command"),
-            Err(error) => tracing::warn!(%id, %error, "a cancelled command cannot be looked up"),
-        }
+        // Remembered first: a delivery that the journal takes before this look finds it there.
+        steps::cancel_left(self, &id).await;
     }
 
     /// Ends what an older daemon left, nobody delivered again, and signed time has passed by now.

@@ -4,7 +4,7 @@ mod client;
 mod serve;
 
 pub use client::{Client, ClientError};
-pub(super) use serve::serve;
+pub(super) use serve::{answer, serve};
 
 use std::collections::BTreeMap;
 

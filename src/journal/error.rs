@@ -55,7 +55,8 @@ pub enum OpenError {
     /// The journal of another node.
     #[error(
         "{path} is the journal of node {found}, and this is node {expected}; if this machine joined anew, move \
-         the old one aside with: mkdir {dir}/of-{found} && mv {path}* {dir}/of-{found}/", dir = dir_of(path)
+         all that is the old one's aside with: mkdir {dir}/of-{found} && mv {path}* {dir}/begun {dir}/outcome \
+         {dir}/of-{found}/", dir = dir_of(path)
     )]
     ForeignNode {
         /// The journal.

@@ -16,6 +16,7 @@ use tokio::time::sleep;
 use super::cable::{Cable, Cabled, Weather};
 use super::surroundings::Surroundings;
 use super::{seed, skew};
+use crate::blocking;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::host::fake_machine::FakeMachine;
@@ -189,12 +190,12 @@ impl Agent {
         };
         for _ in 0..TRIES {
             let once = options.clone();
-            match tokio::task::spawn_blocking(move || Node::build(once)).await? {
+            match blocking::run(move || Node::build(once)).await? {
                 Err(error) if is_passing(&error) => sleep(PAUSE).await,
                 built => return Ok(built?),
             }
         }
-        let last = tokio::task::spawn_blocking(move || Node::build(options)).await?;
+        let last = blocking::run(move || Node::build(options)).await?;
         Ok(last?)
     }
     /// Takes its journal away while it is down. Programs and their records stay.
@@ -203,7 +204,7 @@ impl Agent {
     /// A file cannot be removed.
     pub async fn lose_journal(&self) -> io::Result<()> {
         let state = self.state.clone();
-        let removed = tokio::task::spawn_blocking(move || {
+        let removed = blocking::run(move || {
             for file in JOURNAL {
                 match std::fs::remove_file(state.join(file)) {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

@@ -10,6 +10,7 @@ use super::SimError;
 use super::gateways::Gateways;
 use super::history::{Evidence, read_witness};
 use super::invariants::{every_end_told, is_terminal};
+use crate::blocking;
 use crate::gateway::control::{NodeView, Request, Response, Stats};
 
 /// An event is a round trip behind its result; this is many of them, and more than one redial.
@@ -127,7 +128,7 @@ pub async fn collect(
         sleep(POLL).await;
     }
     let path = witness.to_owned();
-    let read = tokio::task::spawn_blocking(move || read_witness(&path)).await;
+    let read = blocking::run(move || read_witness(&path)).await;
     let runs = read.unwrap_or_else(|error| Err(std::io::Error::other(error)));
     evidence.witness = runs.map_err(|source| SimError::Witness { path: witness.to_owned(), source })?;
     Ok(evidence)

@@ -84,11 +84,15 @@ fn too_long() -> Response {
 }
 
 async fn answer_line(hub: &Hub, line: &[u8]) -> Response {
-    let request = match serde_json::from_slice(line) {
-        Ok(request) => request,
-        Err(error) => return Response::Error(format!("not a request: {error}")),
-    };
-    match answer(hub, request).await {
+    match serde_json::from_slice(line) {
+        Ok(request) => answer(hub, request).await,
+        Err(error) => Response::Error(format!("not a request: {error}")),
+    }
+}
+
+/// Does what is asked, or says why not.
+pub(in crate::gateway) async fn answer(hub: &Hub, request: Request) -> Response {
+    match carry_out(hub, request).await {
         Ok(response) => response,
         Err(error) => {
             tracing::error!(error = %chain(&error), "a control request failed");
@@ -97,7 +101,7 @@ async fn answer_line(hub: &Hub, line: &[u8]) -> Response {
     }
 }
 
-async fn answer(hub: &Hub, request: Request) -> Result<Response, StoreError> {
+async fn carry_out(hub: &Hub, request: Request) -> Result<Response, StoreError> {
     let store = &hub.store;
     Ok(match request {
         Request::Enqueue { node, kind, args, ttl_s, id } => {

@@ -35,7 +35,7 @@ fn options(state: &std::path::Path, seed: u64) -> Options {
         event_limits: EventLimits::default(),
         journal: Mode::Thread,
         reboot: Arc::new(bcd::host::fake_machine::FakeReboot::none()),
-        program: env!("CARGO_BIN_EXE_bcd").into(),
+        programs: Arc::new(bcd::exec::Supervisors::new(env!("CARGO_BIN_EXE_bcd").into())),
         connect: Arc::new(bcd::host::tcp::Tcp),
         dialer: None,
         notifier: Arc::default(),

@@ -19,7 +19,9 @@ impl Bench {
     async fn new() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let clock = std::sync::Arc::new(TokioClock::starting_at(NOW.0));
-        let store = Store::open(&dir.path().join("gateway.db"), "g-1".into(), clock).expect("a store");
+        let store =
+            Store::open(&dir.path().join("gateway.db"), super::super::Mode::Thread, "g-1".into(), clock)
+                .expect("a store");
         let life = std::time::Duration::from_secs(20);
         let lease = store.take_lease(&[], life, None, "").await.expect("stored").expect("a lease");
         let node = NodeId::new("n-1").expect("an id");
