@@ -222,7 +222,7 @@ impl Agent {
     /// The journal cannot be read.
     pub async fn owed(&self) -> Result<u64, AgentError> {
         let state = self.state.clone();
-        let snapshot = tokio::task::spawn_blocking(move || inspect::read(&state)).await??;
+        let snapshot = blocking::run(move || inspect::read(&state)).await??;
         let Counts { running, done, .. } = snapshot.counts;
         Ok(running + done)
     }
@@ -244,7 +244,7 @@ impl Agent {
             state: state.clone(),
         };
         let (from, boots) = (self.state.clone(), twin.machine.clone());
-        let copied = tokio::task::spawn_blocking(move || {
+        let copied = blocking::run(move || {
             copy_tree(&from, &state)?;
             boots.begin_boot()
         });
@@ -256,7 +256,7 @@ impl Agent {
     pub async fn remove(&self) {
         let state = self.state.clone();
         // What is left lies in the run's directory, which is removed as a whole.
-        let _ = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(state)).await;
+        let _ = blocking::run(move || std::fs::remove_dir_all(state)).await;
     }
 }
 
