@@ -52,7 +52,7 @@ pub use record::{Accepted, Reattached, Running, State};
 pub use recovery::Left;
 pub use rescue::Failed;
 pub use room::{LEAST_STATE_BYTES, Limits, RESERVE_BYTES};
-pub use trouble::{Source, Trouble, why};
+pub use trouble::{Source, Trouble, hindrance, why};
 pub use unfinished::Unfinished;
 
 use crate::model::{Answer, BootId, CommandId, Done, Event, Incarnation, JournalId, NodeId, ServerTime};

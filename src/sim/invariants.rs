@@ -41,21 +41,15 @@ impl Verdict {
     }
 }
 
-/// All that this simulator judges, by the invariants' numbers.
+/// All that this simulator judges.
 pub fn judge(evidence: &Evidence) -> Vec<Verdict> {
-    let mut verdicts = judge_commands(evidence);
-    verdicts.extend([effects::none_ended_unasked(evidence), converged(evidence)]);
-    verdicts.sort_by_key(|verdict| verdict.id);
-    verdicts
-}
-
-/// What became of commands and of events, whatever became of the nodes and whoever ended a program.
-pub fn judge_commands(evidence: &Evidence) -> Vec<Verdict> {
     vec![
         one_terminal_state(evidence),
         effects::at_most_one(evidence),
         epochs_rise(evidence),
+        effects::none_ended_unasked(evidence),
         telling::once(evidence),
+        converged(evidence),
     ]
 }
 
