@@ -22,6 +22,7 @@ mod neighbours;
 mod node_events;
 mod peer;
 mod service;
+mod serving;
 mod session;
 mod state_dir;
 mod store;
@@ -47,6 +48,7 @@ use tonic::Code;
 
 pub use admission::Limits;
 pub use lies::Lies;
+pub use serving::ServingFiles;
 pub use state_dir::CONTROL_SOCKET;
 
 use crate::clock::Clock;
@@ -58,6 +60,7 @@ use crate::wire::version::Range;
 use hub::{Hub, SessionEnd};
 use lease::Grant;
 use service::Service;
+use serving::Serving;
 use store::{Lease, Store};
 
 /// Expired commands are looked for this often.
@@ -98,6 +101,8 @@ pub struct Options {
     pub lease_life: Duration,
     /// Node certificates hold this long.
     pub certificate_life: Duration,
+    /// The serving certificate; absent: one of the development CA, made at each start.
+    pub serving: Option<ServingFiles>,
     /// Admission.
     pub limits: Limits,
     /// Versions spoken.
@@ -123,6 +128,7 @@ impl Options {
             lane_credits: BTreeMap::from([(Lane::Control, 8), (Lane::Work, 16), (Lane::Bulk, 2)]),
             lease_life: Duration::from_secs(20),
             certificate_life: Duration::from_secs(24 * 3600),
+            serving: None,
             limits: Limits::default(),
             protocol: Range::OWN,
             upgrade_only: false,
@@ -162,6 +168,9 @@ pub enum GatewayError {
     /// The CA cannot be used.
     #[error(transparent)]
     Ca(#[from] ca::CaError),
+    /// The serving certificate cannot be used.
+    #[error(transparent)]
+    Serving(#[from] serving::ServingError),
     /// TLS cannot be set up.
     #[error(transparent)]
     Tls(#[from] tls::TlsError),
@@ -226,7 +235,12 @@ pub async fn run(
     let lease = lease.ok_or_else(|| GatewayError::Replaced(store.gateway().clone()))?;
     let mut rng = randomness(options.seed, &lease);
     let (chain, key) = ca.serving(&hosts, now, &mut rng)?;
-    let tls = Arc::new(tls::server_config(chain, key, ca.certificate())?);
+    let serving = Arc::new(Serving::new(chain, key)?);
+    if let Some(files) = &options.serving {
+        let (files, serving) = (files.clone(), serving.clone());
+        blocking(move || serving.load(&files)).await?;
+    }
+    let tls = Arc::new(tls::server_config(serving.clone(), ca.certificate())?);
 
     let settings = Settings {
         gateway_id: store.gateway().to_string(),
@@ -248,7 +262,7 @@ pub async fn run(
     let control =
         held.control_socket().map_err(|error| GatewayError::Control(control_path.clone(), error))?;
     ready(Ready { address, control: control_path, endpoints: hub.settings.endpoints.clone() });
-    let keeping = Keeping { grant, last_notice };
+    let keeping = Keeping { grant, last_notice, serving: options.serving.map(|files| (serving, files)) };
     let result = serve(hub, listener, tls, control, keeping, stop).await;
     drop(held);
     result
@@ -310,6 +324,7 @@ impl Directories {
 struct Keeping {
     grant: Grant,
     last_notice: u64,
+    serving: Option<(Arc<Serving>, ServingFiles)>,
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -332,6 +347,12 @@ async fn serve(
     let controlling = tokio::spawn(control::serve(hub.clone(), control));
     let housekeeping = tokio::spawn(keep_house(hub.clone()));
     let listening = tokio::spawn(neighbours::listen(hub.clone(), keeping.last_notice));
+    let reloading = tokio::spawn(async move {
+        match keeping.serving {
+            Some((serving, files)) => serving::reload(serving, files).await,
+            None => std::future::pending().await,
+        }
+    });
     let mut leasing = tokio::spawn(lease::keep(hub.clone(), keeping.grant));
     let service = Service(hub.clone());
     let node = pb::node_server::NodeServer::new(service.clone()).max_decoding_message_size(FRAME_BYTES);
@@ -365,6 +386,7 @@ async fn serve(
     controlling.abort();
     housekeeping.abort();
     listening.abort();
+    reloading.abort();
     hub.set_draining(true);
     for (_, live) in hub.sessions() {
         live.end(SessionEnd::told(Code::Unavailable, Reason::Draining, "the gateway is stopping"));

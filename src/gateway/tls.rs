@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::client::danger::HandshakeSignatureValid;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
@@ -17,6 +17,8 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use x509_parser::prelude::{FromDer, X509Certificate};
+
+use super::serving::Serving;
 
 /// A handshake takes at most this long.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -41,8 +43,7 @@ pub enum TlsError {
 /// # Errors
 /// See [`TlsError`].
 pub fn server_config(
-    chain: Vec<CertificateDer<'static>>,
-    key: PrivateKeyDer<'static>,
+    serving: Arc<Serving>,
     node_ca: &CertificateDer<'static>,
 ) -> Result<rustls::ServerConfig, TlsError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -54,7 +55,7 @@ pub fn server_config(
     let mut config = rustls::ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(Arc::new(ExpiredToo(chained)))
-        .with_single_cert(chain, key)?;
+        .with_cert_resolver(serving);
     // Without tickets no connection is resumed under an identity that was revoked since.
     config.send_tls13_tickets = 0;
     config.alpn_protocols = vec![b"h2".to_vec()];
