@@ -7,6 +7,7 @@
 
 mod metrics;
 mod renewal;
+mod waiting;
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -15,17 +16,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use nix::errno::Errno;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use tokio::sync::{mpsc, watch};
 
+use crate::blocking;
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::exec::{self, Executor, Lanes, Leftovers, ProbeFacts};
+use crate::exec::{self, Executor, Lanes, Leftovers, ProbeFacts, Programs, Supervisors};
 use crate::host::tcp::Tcp;
 use crate::identity::{Identity, LoadError, Mark, join_again};
 use crate::journal::{
-    self, Durable, EventLimits, Failed, Journal, Locked, OpenError, Reattached, Recovered, WriteError,
+    self, Durable, EventLimits, Failed, Journal, Locked, OpenError, Reattached, Recovered, Trouble,
+    WriteError,
 };
 use crate::model::{BootId, Exit, Incarnation, JournalId, NodeId};
 use crate::ports::{Connect, Reboot};
@@ -40,7 +44,9 @@ use crate::wire::dsse::{Audience, Policy};
 use crate::wire::grpc::GrpcDialer;
 use crate::wire::link::{Dialer, Endpoint};
 use crate::wire::tls::{self, Roots};
+use crate::wire::version::Range;
 use renewal::Renewal;
+pub use waiting::build as build_when_the_disk_allows;
 
 /// The journal's log on a host: above SQLite's checkpoint at 1,000 pages of 4 KiB, so that commits overwrite it and
 /// never make it grow.
@@ -63,6 +69,8 @@ pub struct Options {
     pub policy: Policy,
     /// `[kinds] deny` of bcd.toml.
     pub denied: Arc<BTreeSet<String>>,
+    /// Versions that it says it speaks.
+    pub protocol: Range,
     /// Directory of the status socket; absent: there is none.
     pub run_dir: Option<PathBuf>,
     /// Boot time and wall time.
@@ -79,8 +87,8 @@ pub struct Options {
     pub journal: journal::Mode,
     /// Restarts the machine.
     pub reboot: Arc<dyn Reboot>,
-    /// The program `bcd`, started again as each program's supervisor.
-    pub program: PathBuf,
+    /// Who runs programs.
+    pub programs: Arc<dyn Programs>,
     /// What it may take of the disk.
     pub limits: journal::Limits,
     /// The way to the gateways.
@@ -105,6 +113,7 @@ impl Options {
             endpoints: config.endpoints.clone(),
             policy: config.signatures,
             denied: Arc::clone(&config.denied),
+            protocol: Range::OWN,
             run_dir: Some(config.run.clone()),
             clock,
             rng,
@@ -113,7 +122,7 @@ impl Options {
             event_limits: config.event_limits,
             journal: journal::Mode::Thread,
             reboot,
-            program: THIS_PROGRAM.into(),
+            programs: Arc::new(Supervisors::new(THIS_PROGRAM.into())),
             limits: config.limits,
             connect: Arc::new(Tcp),
             dialer: None,
@@ -156,6 +165,19 @@ impl BuildError {
             Self::Floors(error) => error.exit(),
             Self::Recovery(_) => Exit::CannotWrite,
             Self::Tls { .. } => Exit::Configuration,
+        }
+    }
+
+    /// What the disk has to be mended of before a start can succeed; absent where no mended disk would help.
+    fn hindrance(&self) -> Option<Trouble> {
+        match self {
+            Self::Journal(error) => error.hindrance(),
+            Self::Floors(FloorsError::State(error)) => {
+                let why = journal::hindrance(Errno::from_raw(error.errno()?))?;
+                Some(Trouble { why, detail: error.to_string() })
+            }
+            Self::Recovery(error) => Some(Trouble { why: error.why, detail: error.to_string() }),
+            Self::Identity(_) | Self::Floors(FloorsError::Damaged { .. }) | Self::Tls { .. } => None,
         }
     }
 }
@@ -203,11 +225,12 @@ impl Node {
         // A lost journal takes its mark from there.
         let time_mark = facts.mark.max(floors.server_time_mark);
         // Before recovery calls their commands interrupted: nothing may run on behind such a word.
-        let leftovers = Leftovers::settle(&locked, &options.state, &options.boot_id)?;
+        let leftovers =
+            Leftovers::settle(Arc::clone(&options.programs), &locked, &options.state, &options.boot_id)?;
         let working = WorkingClock::new(Arc::clone(&options.clock), time_mark, facts.signed);
         let (journal, recovered) =
             locked.recover_with(working.signed(), &mut |begun| leftovers.left(begun))?;
-        log_start(&identity, &recovered, leftovers.ended);
+        log_start(&identity, &recovered, leftovers.ended());
         let dialer = match options.dialer.take() {
             Some(dialer) => dialer,
             None => grpc_dialer(&identity, &working, &options.connect, &options.state)?,
@@ -227,7 +250,7 @@ impl Node {
     /// Runs until `stop` says true or its sender is gone, or until the journal can no longer be trusted.
     pub async fn run(self, stop: watch::Receiver<bool>) -> Exit {
         let journal = self.journal.clone();
-        let socket = self.bind_status_socket();
+        let socket = bind_status_socket(self.options.run_dir.as_deref());
         let lanes = Lanes::default();
         let (say, status) = watch::channel(SessionStatus::new(self.options.clock.boot()));
         let conditions = Conditions::new(Arc::clone(&self.options.clock));
@@ -272,16 +295,6 @@ impl Node {
         let own = self.options.endpoints.clone();
         let connect = Arc::clone(&self.options.connect);
         Some(Box::new(Renewal::new(file, own, connect, self.working.clone(), current, end)))
-    }
-
-    fn bind_status_socket(&self) -> Option<Socket> {
-        let run = self.options.run_dir.as_ref()?;
-        Socket::bind(run)
-            .inspect_err(|error| {
-                let error: &dyn std::error::Error = error;
-                tracing::error!(error, "there is no status socket; bcd status cannot ask this daemon");
-            })
-            .ok()
     }
 
     fn upkeep(
@@ -356,7 +369,7 @@ impl Node {
             },
             state: self.options.state,
             reboot: self.options.reboot,
-            program: self.options.program,
+            programs: self.options.programs,
             reattached: self.reattached,
         });
         let session = Session::new(SessionParts {
@@ -368,6 +381,7 @@ impl Node {
                 boot_id: self.options.boot_id,
                 incarnation: self.incarnation,
                 daemon_version,
+                protocol: self.options.protocol,
             },
             journal: self.journal,
             working: self.working,
@@ -387,6 +401,15 @@ impl Node {
     }
 }
 
+fn bind_status_socket(run: Option<&Path>) -> Option<Socket> {
+    Socket::bind(run?)
+        .inspect_err(|error| {
+            let error: &dyn std::error::Error = error;
+            tracing::error!(error, "there is no status socket; bcd status cannot ask this daemon");
+        })
+        .ok()
+}
+
 fn log_start(identity: &Identity, recovered: &Recovered, ended: usize) {
     let Identity { node_id, not_after, .. } = identity;
     tracing::info!(
@@ -394,6 +417,7 @@ fn log_start(identity: &Identity, recovered: &Recovered, ended: usize) {
         certificate_until = %not_after,
         waiting = recovered.waiting.len(),
         unacked = recovered.unacked,
+        foreign = recovered.foreign,
         "the node has recovered"
     );
     for command in &recovered.reattached {
@@ -466,7 +490,7 @@ async fn answer(socket: Option<Socket>, reporter: Arc<Reporter>) {
 async fn fatal(journal: Journal, run: Option<PathBuf>, boot: BootId) -> Failed {
     let failed = journal.failed().await;
     if failed == Failed::Sync {
-        let noted = tokio::task::spawn_blocking(move || failed_sync::may_exit(run.as_deref(), &boot));
+        let noted = blocking::run(move || failed_sync::may_exit(run.as_deref(), &boot));
         if !noted.await.unwrap_or(false) {
             tracing::error!(
                 "a sync of the journal failed again in this boot: the daemon runs on, admits nothing, and says so"

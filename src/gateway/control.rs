@@ -4,7 +4,7 @@ mod client;
 mod serve;
 
 pub use client::{Client, ClientError};
-pub(super) use serve::serve;
+pub(super) use serve::{answer, serve};
 
 use std::collections::BTreeMap;
 
@@ -109,6 +109,11 @@ pub enum Request {
     Undrain,
     /// Counts.
     Stats,
+    /// An outage of the store, for the simulator: its write lock is held, so that no gateway can write.
+    StopStore {
+        /// For so long, ms; at most a minute.
+        ms: u64,
+    },
 }
 
 /// What is answered.

@@ -1,7 +1,7 @@
 //! What the gateway holds in memory: live sessions, admission, those who wait for a command's end. All of it is
 //! rebuilt by the next Hellos, which is why a gateway's crash costs a reconnect and nothing more.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -30,14 +30,16 @@ pub struct Hub {
     pub store: Store,
     /// The development CA.
     pub ca: Ca,
+    /// What connections are accepted with.
+    pub tls: Arc<rustls::ServerConfig>,
     clock: Arc<dyn Clock>,
     rng: Mutex<StdRng>,
     bucket: Mutex<Bucket>,
     streams: Arc<Semaphore>,
     hellos: Arc<Semaphore>,
     grant: Mutex<Option<Grant>>,
-    live: Mutex<HashMap<NodeId, Arc<Live>>>,
-    waiting: Mutex<HashMap<CommandId, Vec<oneshot::Sender<()>>>>,
+    live: Mutex<BTreeMap<NodeId, Arc<Live>>>,
+    waiting: Mutex<BTreeMap<CommandId, Vec<oneshot::Sender<()>>>>,
     refused: Mutex<BTreeMap<&'static str, u64>>,
     draining: watch::Sender<bool>,
     events: Notify,
@@ -154,6 +156,7 @@ impl Hub {
         settings: Settings,
         store: Store,
         ca: Ca,
+        tls: Arc<rustls::ServerConfig>,
         grant: Grant,
         clock: Arc<dyn Clock>,
         rng: StdRng,
@@ -166,6 +169,7 @@ impl Hub {
             settings,
             store,
             ca,
+            tls,
             clock,
             rng: Mutex::new(rng),
             grant: Mutex::new(Some(grant)),

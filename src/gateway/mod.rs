@@ -26,6 +26,7 @@ mod serving;
 mod session;
 mod state_dir;
 mod store;
+mod task;
 mod ticket;
 mod tls;
 mod update;
@@ -51,9 +52,11 @@ pub use lies::Lies;
 pub use serving::ServingFiles;
 pub use state_dir::CONTROL_SOCKET;
 
+use crate::blocking;
 use crate::clock::Clock;
 use crate::model::limits::FRAME_BYTES;
 use crate::model::{Digest, Lane, Reason, ServerTime};
+use crate::ports::ByteStream;
 use crate::wire::link::Endpoint;
 use crate::wire::pb;
 use crate::wire::version::Range;
@@ -62,6 +65,7 @@ use lease::Grant;
 use service::Service;
 use serving::Serving;
 use store::{Lease, Store};
+use task::Task;
 
 /// Expired commands are looked for this often.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -125,7 +129,7 @@ impl Options {
             trust_domain: "lab.example".into(),
             endpoints: Vec::new(),
             heartbeat_interval: Duration::from_secs(10),
-            lane_credits: BTreeMap::from([(Lane::Control, 8), (Lane::Work, 16), (Lane::Bulk, 2)]),
+            lane_credits: lane_credits(),
             lease_life: Duration::from_secs(20),
             certificate_life: Duration::from_secs(24 * 3600),
             serving: None,
@@ -136,6 +140,11 @@ impl Options {
             seed: None,
         }
     }
+}
+
+/// Credits of a node, where none are asked for.
+pub fn lane_credits() -> BTreeMap<Lane, u32> {
+    BTreeMap::from([(Lane::Control, 8), (Lane::Work, 16), (Lane::Bulk, 2)])
 }
 
 /// Options with what only a running gateway knows.
@@ -218,12 +227,75 @@ pub async fn run(
     ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
 ) -> Result<(), GatewayError> {
-    let now = ServerTime(clock.wall_ms());
-    let (directories, judge) = (Directories::of(&options), clock.clone());
-    let Opened { held, store, ca } = blocking(move || directories.open(judge, now)).await?;
+    let Opened { held, store, ca } = open_state(&options, &clock, store::Mode::Thread).await?;
     let listener = TcpListener::bind(options.listen).await;
     let listener = listener.map_err(|error| GatewayError::Listen(options.listen, error))?;
     let address = listener.local_addr().map_err(|error| GatewayError::Listen(options.listen, error))?;
+    let control_path = options.state.join(CONTROL_SOCKET);
+    let control =
+        held.control_socket().map_err(|error| GatewayError::Control(control_path.clone(), error))?;
+    let (hub, keeping) = prepare(options, address, (store, ca), clock).await?;
+    ready(Ready { address, control: control_path, endpoints: hub.settings.endpoints.clone() });
+    let controlling = control::serve(hub.clone(), control);
+    let result = serve(hub, listener, controlling, keeping, stop).await;
+    drop(held);
+    result
+}
+
+/// Runs a gateway for ever in this very thread: connections come from a channel, the store writes inline, and there is
+/// no socket. Dropping the future ends it as a kill would, but for what goes on in connections: those are the caller's
+/// to cut.
+///
+/// # Errors
+/// See [`GatewayError`].
+pub async fn run_in_memory(
+    options: Options,
+    clock: Arc<dyn Clock>,
+    connections: mpsc::Receiver<ByteStream>,
+    ready: impl FnOnce(Local),
+) -> Result<(), GatewayError> {
+    let Opened { held, store, ca } = open_state(&options, &clock, store::Mode::Inline).await?;
+    let address = options.listen;
+    let (hub, keeping) = prepare(options, address, (store, ca), clock).await?;
+    ready(Local(hub.clone()));
+    let result = serve(hub, connections, std::future::pending(), keeping, std::future::pending()).await;
+    drop(held);
+    result
+}
+
+/// A gateway in this process, asked without its control socket.
+#[derive(Clone)]
+pub struct Local(Arc<Hub>);
+
+impl Local {
+    /// Asks as over the control socket.
+    pub async fn ask(&self, request: control::Request) -> control::Response {
+        control::answer(&self.0, request).await
+    }
+
+    /// Nothing is written any more: a killed gateway's sessions end without a trace of it.
+    pub fn close_store(&self) {
+        if let Some(inline) = self.0.store.inline() {
+            inline.close();
+        }
+    }
+
+    /// Its store does nothing for so long.
+    pub fn hold_store(&self, time: Duration) {
+        if let Some(inline) = self.0.store.inline() {
+            inline.hold(time);
+        }
+    }
+}
+
+/// Everything before the first connection.
+async fn prepare(
+    options: Options,
+    address: SocketAddr,
+    (store, ca): (Store, ca::Ca),
+    clock: Arc<dyn Clock>,
+) -> Result<(Arc<Hub>, Keeping), GatewayError> {
+    let now = ServerTime(clock.wall_ms());
     let endpoints = match options.endpoints.as_slice() {
         [] => vec![Endpoint { host: address.ip().to_string(), port: address.port() }],
         named => named.to_vec(),
@@ -238,9 +310,9 @@ pub async fn run(
     let serving = Arc::new(Serving::new(chain, key)?);
     if let Some(files) = &options.serving {
         let (files, serving) = (files.clone(), serving.clone());
-        blocking(move || serving.load(&files)).await?;
+        joined(blocking::run(move || serving.load(&files)).await)?;
     }
-    let tls = Arc::new(tls::server_config(serving.clone(), ca.certificate())?);
+    let tls = Arc::new(tls::server_config(serving.clone(), ca.certificate(), clock.clone())?);
 
     let settings = Settings {
         gateway_id: store.gateway().to_string(),
@@ -257,15 +329,9 @@ pub async fn run(
     };
     let last_notice = store.last_notice().await?;
     let grant = Grant::new(lease, asked, options.lease_life);
-    let hub = Arc::new(Hub::new(settings, store, ca, grant.clone(), clock, rng));
-    let control_path = options.state.join(CONTROL_SOCKET);
-    let control =
-        held.control_socket().map_err(|error| GatewayError::Control(control_path.clone(), error))?;
-    ready(Ready { address, control: control_path, endpoints: hub.settings.endpoints.clone() });
-    let keeping = Keeping { grant, last_notice, serving: options.serving.map(|files| (serving, files)) };
-    let result = serve(hub, listener, tls, control, keeping, stop).await;
-    drop(held);
-    result
+    let hub = Hub::new(settings, store, ca, tls, grant.clone(), clock, rng);
+    let serving = options.serving.map(|files| (serving, files));
+    Ok((Arc::new(hub), Keeping { grant, last_notice, serving }))
 }
 
 /// Each grant of each gateway draws numbers of its own, also where one seed is given to all of them: a node id or a
@@ -309,11 +375,11 @@ impl Directories {
     }
 
     /// Blocks.
-    fn open(self, clock: Arc<dyn Clock>, now: ServerTime) -> Result<Opened, GatewayError> {
+    fn open(self, clock: Arc<dyn Clock>, mode: store::Mode, now: ServerTime) -> Result<Opened, GatewayError> {
         let held = state_dir::Held::take(&self.state)?;
         let id = held.id(&self.fresh_id)?;
         let opening = state_dir::Opening::wait(&self.store)?;
-        let store = Store::open(&self.store.join("gateway.db"), id.into(), clock)?;
+        let store = Store::open(&self.store.join("gateway.db"), mode, id.into(), clock)?;
         let ca = ca::Ca::open(&self.store.join("ca"), now)?;
         drop(opening);
         Ok(Opened { held, store, ca })
@@ -327,39 +393,45 @@ struct Keeping {
     serving: Option<(Arc<Serving>, ServingFiles)>,
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(value) => value,
-        Err(error) => std::panic::resume_unwind(error.into_panic()),
-    }
+async fn open_state(
+    options: &Options,
+    clock: &Arc<dyn Clock>,
+    mode: store::Mode,
+) -> Result<Opened, GatewayError> {
+    let (directories, judge, now) = (Directories::of(options), clock.clone(), ServerTime(clock.wall_ms()));
+    joined(blocking::run(move || directories.open(judge, mode, now)).await)
+}
+
+/// What work that blocks has come to; its panic is the caller's.
+fn joined<T>(done: Result<T, tokio::task::JoinError>) -> T {
+    done.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
 async fn serve(
     hub: Arc<Hub>,
-    listener: TcpListener,
-    tls: Arc<rustls::ServerConfig>,
-    control: tokio::net::UnixListener,
+    listener: impl tls::Listener,
+    controlling: impl Future<Output = ()> + Send + 'static,
     keeping: Keeping,
     stop: impl Future<Output = ()>,
 ) -> Result<(), GatewayError> {
     let (connections, incoming) = mpsc::channel(CONNECTIONS);
-    let accepting = tokio::spawn(tls::accept(listener, tls, connections));
-    let controlling = tokio::spawn(control::serve(hub.clone(), control));
-    let housekeeping = tokio::spawn(keep_house(hub.clone()));
-    let listening = tokio::spawn(neighbours::listen(hub.clone(), keeping.last_notice));
-    let reloading = tokio::spawn(async move {
+    let accepting = Task::spawn(tls::accept(listener, hub.tls.clone(), connections));
+    let controlling = Task::spawn(controlling);
+    let housekeeping = Task::spawn(keep_house(hub.clone()));
+    let listening = Task::spawn(neighbours::listen(hub.clone(), keeping.last_notice));
+    let reloading = Task::spawn(async move {
         match keeping.serving {
             Some((serving, files)) => serving::reload(serving, files).await,
             None => std::future::pending().await,
         }
     });
-    let mut leasing = tokio::spawn(lease::keep(hub.clone(), keeping.grant));
+    let mut leasing = Task::spawn(lease::keep(hub.clone(), keeping.grant));
     let service = Service(hub.clone());
     let node = pb::node_server::NodeServer::new(service.clone()).max_decoding_message_size(FRAME_BYTES);
     let enrollment =
         pb::enrollment_server::EnrollmentServer::new(service).max_decoding_message_size(FRAME_BYTES);
     let (close, closed) = oneshot::channel::<()>();
-    let mut server = tokio::spawn(
+    let mut server = Task::spawn(
         tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(KEEP_ALIVE))
             .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
@@ -377,16 +449,13 @@ async fn serve(
     };
     let mut result = Ok(());
     tokio::select! {
+        biased;
         () = stop => {}
         () = failed => result = Err(store::StoreError::Closed.into()),
         _ = &mut leasing => result = Err(GatewayError::Replaced(hub.store.gateway().clone())),
         ended = &mut server => result = ended.unwrap_or(Ok(())).map_err(GatewayError::from),
     }
-    accepting.abort();
-    controlling.abort();
-    housekeeping.abort();
-    listening.abort();
-    reloading.abort();
+    drop((accepting, controlling, housekeeping, listening, reloading));
     hub.set_draining(true);
     for (_, live) in hub.sessions() {
         live.end(SessionEnd::told(Code::Unavailable, Reason::Draining, "the gateway is stopping"));
@@ -394,9 +463,9 @@ async fn serve(
     let _ = close.send(());
     if !server.is_finished() {
         let _ = tokio::time::timeout(STOP, &mut server).await;
-        server.abort();
     }
-    leasing.abort();
+    drop(server);
+    drop(leasing);
     // A store that others hold must not hold up the end; the lease then runs out by itself.
     if tokio::time::timeout(STOP, leave(&hub)).await.is_err() {
         tracing::warn!("the store could not be told of the gateway's stop");

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use futures_util::stream::BoxStream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::ca::Csr;
@@ -14,6 +13,7 @@ use super::hub::{Hub, Live, SessionEnd, revoked_message};
 use super::peer::Peer;
 use super::session::{self, Begun, Opening, Outgoing, chain};
 use super::store::{HelloRefusal, JoinRefusal, JoinTry, Joined, Route, StoreError};
+use super::tls::PeerLeaf;
 use crate::failpoint;
 use crate::model::limits::{ID_BYTES, JOIN_FACTS};
 use crate::model::{Digest, NodeId, Reason, Role};
@@ -28,9 +28,8 @@ impl Service {
     /// The certificate of the call, read.
     fn peer<T>(&self, request: &Request<T>) -> Result<Peer, Status> {
         let hub = &self.0;
-        let info = request.extensions().get::<TlsConnectInfo<TcpConnectInfo>>();
-        let certificates = info.and_then(TlsConnectInfo::peer_certs);
-        let leaf = certificates.as_ref().and_then(|certificates| certificates.first()).ok_or_else(|| {
+        let shown = request.extensions().get::<PeerLeaf>();
+        let leaf = shown.and_then(|shown| shown.0.as_ref()).ok_or_else(|| {
             let message = "the call needs a node certificate";
             hub.refuse(Code::Unauthenticated, Reason::CertificateMissing, message, None)
         })?;

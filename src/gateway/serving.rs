@@ -12,6 +12,7 @@ use rustls::sign::CertifiedKey;
 
 use super::hub::lock;
 use super::session::chain;
+use crate::blocking;
 use crate::model::Digest;
 
 /// Between two looks at the files.
@@ -95,7 +96,7 @@ pub async fn reload(serving: Arc<Serving>, files: ServingFiles) {
     let mut seen = None;
     loop {
         let (into, from) = (serving.clone(), files.clone());
-        let looked = tokio::task::spawn_blocking(move || look(&into, &from, seen)).await;
+        let looked = blocking::run(move || look(&into, &from, seen)).await;
         match looked {
             Ok(now) => seen = now,
             Err(error) => tracing::error!(%error, "the serving certificate was not looked at"),

@@ -208,11 +208,13 @@ impl Session {
         loop {
             let due = self.next_due.unwrap_or_else(|| Instant::now() + WATCH);
             tokio::select! {
+                // What is to be sent first: a node that never falls silent must not keep a cancellation back.
+                biased;
+                Some(order) = self.orders.recv() => self.order(order).await?,
                 frame = self.inbound.message() => match self.received(frame).await? {
                     None => {}
                     Some(end) => return Ok(end),
                 },
-                Some(order) = self.orders.recv() => self.order(order).await?,
                 () = self.live.poke.notified() => self.dispatch().await?,
                 () = tokio::time::sleep_until(due), if self.next_due.is_some() => self.dispatch().await?,
             }

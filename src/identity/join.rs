@@ -18,6 +18,7 @@ use super::accept::{Accepted, AnswerError, accept};
 use super::keys::{self, KeyError, NodeKey};
 use super::stored::{self, FileError, Pending, Stored as _, StoredIdentity};
 use super::ticket::Ticket;
+use crate::blocking;
 use crate::failpoint;
 use crate::journal;
 use crate::model::{Digest, Exit, JournalId, NodeId, Reason, ServerTime};
@@ -225,7 +226,7 @@ fn ticket_is_bad(reason: Reason) -> bool {
 /// See [`JoinError`]; the old state stays, and the same ticket can be used again.
 pub async fn join(mut options: Options, progress: impl FnMut(Retry<'_>)) -> Result<Joined, JoinError> {
     let (state, token) = (options.state.clone(), options.ticket.token.digest());
-    let prepared = tokio::task::spawn_blocking(move || prepare(&state, token)).await??;
+    let prepared = blocking::run(move || prepare(&state, token)).await??;
     let prepared = match prepared {
         Prepared::Done(joined) => return Ok(joined),
         Prepared::Key(prepared) => prepared,
@@ -245,7 +246,7 @@ pub async fn join(mut options: Options, progress: impl FnMut(Retry<'_>)) -> Resu
     failpoint::hit(failpoint::JOIN_ANSWERED);
     let journal_id = JournalId::random(&mut options.rng);
     let journal = options.journal;
-    tokio::task::spawn_blocking(move || install(&prepared, &accepted, &journal, journal_id)).await?
+    blocking::run(move || install(&prepared, &accepted, &journal, journal_id)).await?
 }
 
 enum Prepared {

@@ -41,7 +41,7 @@ use std::path::PathBuf;
 
 pub use begun::{Begun, BegunError};
 pub use durable::Durable;
-pub use ended::Ended;
+pub use ended::{Ended, ReserveError};
 pub use error::{OpenError, WriteError};
 pub use events::{EventLimits, PendingEvents};
 pub use faults::{At, Faults};
@@ -52,7 +52,7 @@ pub use record::{Accepted, Reattached, Running, State};
 pub use recovery::Left;
 pub use rescue::Failed;
 pub use room::{LEAST_STATE_BYTES, Limits, RESERVE_BYTES};
-pub use trouble::{Source, Trouble, why};
+pub use trouble::{Source, Trouble, hindrance, why};
 pub use unfinished::Unfinished;
 
 use crate::model::{Answer, BootId, CommandId, Done, Event, Incarnation, JournalId, NodeId, ServerTime};
@@ -109,6 +109,8 @@ pub struct Recovered {
     pub waiting: Vec<CommandId>,
     /// Commands that go on under this incarnation: somebody must wait for their ends.
     pub reattached: Vec<Durable<Reattached>>,
+    /// Begun records of another node, which are left alone.
+    pub foreign: usize,
     /// Results not yet acked.
     pub unacked: u64,
 }

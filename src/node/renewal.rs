@@ -8,6 +8,7 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
 use super::grpc_dialer;
+use crate::blocking;
 use crate::identity::{Identity, Mark, join_again};
 use crate::model::Exit;
 use crate::ports::Connect;
@@ -69,7 +70,7 @@ impl Renewal {
 impl Renewals for Renewal {
     fn look(&self) -> BoxFuture<'static, Option<Credentials>> {
         let shared = Arc::clone(&self.0);
-        async move { tokio::task::spawn_blocking(move || shared.look()).await.ok().flatten() }.boxed()
+        async move { blocking::run(move || shared.look()).await.ok().flatten() }.boxed()
     }
 }
 

@@ -32,6 +32,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A wait is cut here; the caller asks again.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
 
+/// An outage that was asked for is cut here.
+const LONGEST_STOP: Duration = Duration::from_secs(60);
+
 /// Serves the socket for ever.
 pub(in crate::gateway) async fn serve(hub: Arc<Hub>, listener: UnixListener) {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
@@ -81,11 +84,15 @@ fn too_long() -> Response {
 }
 
 async fn answer_line(hub: &Hub, line: &[u8]) -> Response {
-    let request = match serde_json::from_slice(line) {
-        Ok(request) => request,
-        Err(error) => return Response::Error(format!("not a request: {error}")),
-    };
-    match answer(hub, request).await {
+    match serde_json::from_slice(line) {
+        Ok(request) => answer(hub, request).await,
+        Err(error) => Response::Error(format!("not a request: {error}")),
+    }
+}
+
+/// Does what is asked, or says why not.
+pub(in crate::gateway) async fn answer(hub: &Hub, request: Request) -> Response {
+    match carry_out(hub, request).await {
         Ok(response) => response,
         Err(error) => {
             tracing::error!(error = %chain(&error), "a control request failed");
@@ -94,7 +101,7 @@ async fn answer_line(hub: &Hub, line: &[u8]) -> Response {
     }
 }
 
-async fn answer(hub: &Hub, request: Request) -> Result<Response, StoreError> {
+async fn carry_out(hub: &Hub, request: Request) -> Result<Response, StoreError> {
     let store = &hub.store;
     Ok(match request {
         Request::Enqueue { node, kind, args, ttl_s, id } => {
@@ -121,6 +128,10 @@ async fn answer(hub: &Hub, request: Request) -> Result<Response, StoreError> {
             Response::Done
         }
         Request::Stats => stats(hub).await?,
+        Request::StopStore { ms } => {
+            store.stop(Duration::from_millis(ms).min(LONGEST_STOP)).await?;
+            Response::Done
+        }
     })
 }
 

@@ -11,6 +11,7 @@ mod duplicates;
 mod enrol;
 mod events;
 mod hello;
+mod inline;
 mod lease;
 mod liveness;
 mod node_events;
@@ -36,6 +37,7 @@ use crate::clock::Clock;
 pub use commands::{Cancelled, Deliver, NewCommand};
 pub use enrol::{JoinRefusal, JoinTry, Joined};
 pub use hello::{HelloFacts, HelloRefusal};
+pub use inline::Inline;
 pub use lease::{Lease, Route, Stray};
 pub use notices::{Heard, Notice};
 pub use revocations::Standing;
@@ -114,10 +116,19 @@ type Report = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
 /// Given an error instead of a connection, a job is not done and reports that.
 type Job = Box<dyn FnOnce(Result<&Connection, StoreError>) -> Report + Send>;
 
-/// A handle to the writer's thread. The thread ends when the last handle is dropped.
+/// How the writer runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// On a thread of its own, which ends when the last handle is dropped.
+    Thread,
+    /// Within each call, a transaction a job: for virtual time, where a wait for a thread would pass for idleness.
+    Inline,
+}
+
+/// A handle to the writer.
 #[derive(Debug, Clone)]
 pub struct Store {
-    jobs: mpsc::Sender<Job>,
+    writer: Writer,
     /// Whose handle it is.
     gateway: Arc<str>,
     /// The control plane's clock, for what a job may judge only at the moment it is done.
@@ -126,21 +137,36 @@ pub struct Store {
     shared: Arc<AtomicBool>,
 }
 
+#[derive(Debug, Clone)]
+enum Writer {
+    Thread(mpsc::Sender<Job>),
+    Inline(Inline),
+}
+
 impl Store {
     /// Opens or makes the store. Blocks.
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub fn open(path: &Path, gateway: Arc<str>, clock: Arc<dyn Clock>) -> Result<Self, OpenError> {
+    pub fn open(
+        path: &Path,
+        mode: Mode,
+        gateway: Arc<str>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, OpenError> {
         let connection = schema::open(path)?;
-        let (jobs, queue) = mpsc::channel(QUEUE);
         let shared = Arc::new(AtomicBool::new(false));
+        if mode == Mode::Inline {
+            let writer = Writer::Inline(Inline::over(connection));
+            return Ok(Self { writer, gateway, clock, shared });
+        }
+        let (jobs, queue) = mpsc::channel(QUEUE);
         let others = shared.clone();
         std::thread::Builder::new()
             .name("gateway-store".into())
             .spawn(move || write_jobs(&connection, queue, &others))
             .map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
-        Ok(Self { jobs, gateway, clock, shared })
+        Ok(Self { writer: Writer::Thread(jobs), gateway, clock, shared })
     }
 
     /// The id of the gateway that this handle is of.
@@ -170,13 +196,39 @@ impl Store {
                 let _ = reply.send(commit.and(done));
             })
         });
-        self.jobs.send(boxed).await.map_err(|_| StoreError::Closed)?;
+        match &self.writer {
+            Writer::Thread(jobs) => jobs.send(boxed).await.map_err(|_| StoreError::Closed)?,
+            Writer::Inline(writer) => writer.run(boxed).await,
+        }
         answer.await.map_err(|_| StoreError::Closed)?
+    }
+
+    /// Holds the store's write lock for a while, as a process would that hangs in its transaction.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn stop(&self, time: std::time::Duration) -> Result<(), StoreError> {
+        self.run(move |_| {
+            std::thread::sleep(time);
+            Ok(())
+        })
+        .await
     }
 
     /// Resolves when the writer has ended by itself: a commit failed.
     pub async fn failed(&self) {
-        self.jobs.closed().await;
+        match &self.writer {
+            Writer::Thread(jobs) => jobs.closed().await,
+            Writer::Inline(writer) => writer.closed().await,
+        }
+    }
+
+    /// What breaks it in a simulation; absent where a thread writes.
+    pub fn inline(&self) -> Option<Inline> {
+        match &self.writer {
+            Writer::Thread(_) => None,
+            Writer::Inline(writer) => Some(writer.clone()),
+        }
     }
 }
 
@@ -195,30 +247,10 @@ fn within_savepoint<T>(
 
 fn write_jobs(db: &Connection, mut queue: mpsc::Receiver<Job>, shared: &AtomicBool) {
     while let Some(first) = queue.blocking_recv() {
-        let mut next = Some(first);
-        let mut taken = std::iter::from_fn(|| next.take().or_else(|| queue.try_recv().ok())).take(BATCH);
-        let result = match begin(db) {
-            Ok(()) => {
-                let reports: Vec<Report> = taken.by_ref().map(|job| job(Ok(db))).collect();
-                let committed = db.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
-                let result = committed.map(|_| ()).map_err(|error| StoreError::Commit(Arc::new(error)));
-                reports.into_iter().for_each(|report| report(result.clone()));
-                result
-            }
-            Err(error) => {
-                taken.by_ref().for_each(|job| job(Err(error.clone()))(Ok(())));
-                Err(error)
-            }
-        };
-        match result {
+        match transact(db, first, || queue.try_recv().ok()) {
             Ok(()) if shared.load(Ordering::Relaxed) => std::thread::sleep(YIELD),
-            Ok(()) => {}
-            Err(StoreError::Busy) => tracing::error!("{}; jobs were given up", StoreError::Busy),
-            Err(error) => {
-                // A failed sync may have dropped pages that a second try would report as written.
-                tracing::error!(?error, "the gateway's store cannot commit; the gateway stops");
-                return;
-            }
+            Ok(()) | Err(StoreError::Busy) => {}
+            Err(_) => return,
         }
     }
 }
@@ -239,6 +271,30 @@ fn begin(db: &Connection) -> Result<(), StoreError> {
             }
         }
     }
+}
+
+/// One transaction of this job and of those that wait behind it.
+///
+/// # Errors
+/// [`StoreError::Busy`]: another process was in the middle of one for too long, and these jobs were given up. Any other
+/// one: nothing may be written any more.
+fn transact(db: &Connection, first: Job, mut waiting: impl FnMut() -> Option<Job>) -> Result<(), StoreError> {
+    let mut next = Some(first);
+    let mut taken = std::iter::from_fn(|| next.take().or_else(&mut waiting)).take(BATCH);
+    if let Err(error) = begin(db) {
+        tracing::error!(?error, "the gateway's store cannot begin a transaction; jobs are given up");
+        taken.for_each(|job| job(Err(error.clone()))(Ok(())));
+        return Err(error);
+    }
+    let reports: Vec<Report> = taken.by_ref().map(|job| job(Ok(db))).collect();
+    let committed = db.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
+    let result = committed.map(|_| ()).map_err(|error| StoreError::Commit(Arc::new(error)));
+    reports.into_iter().for_each(|report| report(result.clone()));
+    // A failed sync may have dropped pages that a second try would report as written.
+    if let Err(error) = &result {
+        tracing::error!(?error, "the gateway's store cannot commit; the gateway stops");
+    }
+    result
 }
 
 /// For SQLite, which has no unsigned 64-bit integer.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::commands::Dispatched;
 use super::hello::Opened;
-use super::{HelloFacts, HelloRefusal, Lease, NewCommand, Route, Store, Stray};
+use super::{HelloFacts, HelloRefusal, Lease, Mode, NewCommand, Route, Store, Stray};
 use crate::clock::{Clock, TokioClock};
 use crate::model::{BootId, CommandId, Incarnation, JournalId, Lane, NodeId, ServerTime};
 
@@ -33,7 +33,7 @@ impl Bench {
         let dir = tempfile::tempdir().expect("a directory");
         let clock = Arc::new(TokioClock::starting_at(1_000_000_000));
         let path = dir.path().join("gateway.db");
-        let store = Store::open(&path, "g-1".into(), clock.clone()).expect("a store");
+        let store = Store::open(&path, Mode::Thread, "g-1".into(), clock.clone()).expect("a store");
         let lease = store.take_lease(&[], LIFE, None, "").await.expect("stored").expect("a lease");
         let node = NodeId::new("n-1").expect("an id");
         let id = CommandId::new("c-1").expect("an id");
@@ -57,7 +57,7 @@ impl Bench {
     /// Another gateway's handle to the same file, and its lease.
     pub async fn neighbour(&self) -> (Store, Lease) {
         let path = self.dir.path().join("gateway.db");
-        let store = Store::open(&path, "g-2".into(), self.clock.clone()).expect("a store");
+        let store = Store::open(&path, Mode::Thread, "g-2".into(), self.clock.clone()).expect("a store");
         let lease = store.take_lease(&[], LIFE, None, "").await.expect("stored").expect("a lease");
         (store, lease)
     }
