@@ -19,6 +19,7 @@ use super::run::{SETTLE, make_dir, patience};
 use super::spread::{Agents, ChildStart};
 use super::strikes::strike_agents;
 use super::{Options, SimError, seed};
+use crate::blocking;
 use crate::session::SessionState;
 use crate::status::report;
 use crate::status::socket::{self, Question};
@@ -145,7 +146,7 @@ impl Watch {
 
     async fn look(&mut self) -> Seen {
         let (sockets, agents) = (self.sockets.clone(), self.agents);
-        let asked = tokio::task::spawn_blocking(move || {
+        let asked = blocking::run(move || {
             let ask = |agent: usize| {
                 let answer = socket::ask(&sockets.join(agent.to_string()), &Question::Status).ok()?;
                 serde_json::from_slice::<report::Report>(&answer).ok()

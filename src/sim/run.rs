@@ -75,7 +75,7 @@ pub enum SimError {
 /// Longest wait for the first connections, and until all is done after the last fault; longer by the time in which so
 /// many nodes are admitted.
 const CONNECT: Duration = Duration::from_secs(30);
-pub(super) const SETTLE: Duration = Duration::from_secs(120);
+pub(super) const SETTLE: Duration = Duration::from_secs(180);
 const ADMITTED_A_SECOND: usize = 100;
 
 /// At least so long, and longer for many nodes.
