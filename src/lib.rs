@@ -35,6 +35,8 @@ pub mod upkeep;
 
 pub mod identity;
 
+pub mod bench;
+
 #[cfg(feature = "fakehw")]
 pub mod gateway;
 
