@@ -12,10 +12,10 @@ BCD := $(TARGET)/debug/bcd
 
 # Options of `bcd sim`, as in: make sim SIM="--nodes 200 --seed 7 --duration 60s"
 SIM ?= --nodes 50 --duration 20s --seed 1
-# Kills in `make crash`.
-N ?= 200
+# Kills of a node at named steps in `make crash`; about half as many of others come on top.
+N ?= 1000
 
-.PHONY: help tools build test check sim crash bless cargodeb deb test-systemd
+.PHONY: help tools build test check sim crash flood bless cargodeb deb test-systemd
 
 help: ## this list
 	@echo "bcd: make TARGET"
@@ -54,8 +54,12 @@ check: tools ## formatting, lints, the production build, dependencies, borders a
 	fi
 	cargo test $(FEATURES) --test it -- borders:: dependencies:: docs::
 
-crash: tools ## kill -9 the real binary N times at random moments and look for a doubled effect or a lost result (N=200)
+crash: tools ## kill -9 the real binary N times at random steps, programs in flight, and look for what is doubled or lost (N=1000)
 	BCD_CRASH_KILLS=$(N) cargo test $(FEATURES) --test it -- crash::random --nocapture --test-threads 1
+
+flood: tools ## a program that writes 10 GiB: bounded memory and disk, and the true result (a minute)
+	cargo test $(FEATURES) --lib -- --ignored --exact \
+	  exec::supervise::tests::a_flood_of_10_gib_grows_no_memory_fits_the_result_and_reaches_no_disk
 
 # Pinned: the packages that it makes are held by tests/systemd and by lintian. Its own build is a debug one: seconds of
 # packing, against minutes of optimising.

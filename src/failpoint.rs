@@ -1,7 +1,10 @@
 //! Named steps at which a simulation build can be killed, so that a test can crash the real program exactly
 //! there. In a production build `hit` is empty.
 //!
-//! `BCD_FAILPOINT=<step>` kills the process (SIGKILL) when the step is reached; `<step>:<n>` the n-th time.
+//! `BCD_FAILPOINT=<step>` kills the process (SIGKILL) when the step is reached; `<step>:<n>` the n-th time. A process
+//! that dies so first appends the step's name to the file that `BCD_FAILPOINT_HITS` names: the death of a supervisor
+//! is seen by nobody else. Of many agents in one process [`agent::Armed`] ends one: the task that comes to the step
+//! unwinds, and takes its agent with it.
 
 /// A step of a command's life, or of a join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +43,7 @@ steps! {
     PROGRAM_STARTED = "supervisor.program-started";
     /// The program, and all that it started, is gone; nothing is written.
     PROGRAM_ENDED = "supervisor.program-ended";
-    /// The outcome is written, not yet renamed into place.
+    /// The outcome is written, not yet sealed.
     OUTCOME_WRITTEN = "supervisor.outcome-written";
     /// The outcome is durable; the supervisor still lives.
     OUTCOME = "supervisor.outcome";
@@ -60,6 +63,8 @@ steps! {
     ACK_RECEIVED = "node.ack-received";
     /// The tombstone is durable.
     TOMBSTONE = "node.tombstone";
+    /// A corrupt journal is moved aside, and its log is not.
+    JOURNAL_HALF_ASIDE = "journal.half-aside";
     /// The join's key file exists.
     JOIN_KEY = "join.key-written";
     /// The join's request is about to be sent.
@@ -97,12 +102,26 @@ impl Step {
 #[cfg(not(feature = "fakehw"))]
 pub fn hit(_step: Step) {}
 
+/// A task of an agent, for a spawn: it stops at the steps at which its agent is to stop.
+#[cfg(not(feature = "fakehw"))]
+pub fn carried<T>(task: T) -> T {
+    task
+}
+
+/// For whoever catches a panic of an agent's task: one that stands for a kill goes on.
+#[cfg(not(feature = "fakehw"))]
+pub fn pass_on(_panic: Box<dyn std::any::Any + Send>) {}
+
+#[cfg(feature = "fakehw")]
+pub use agent::{carried, pass_on};
+
 /// Marks that the program is at `step`; dies here when it was told to.
 #[cfg(feature = "fakehw")]
 pub fn hit(step: Step) {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU32, Ordering};
     static ARMED: OnceLock<Option<(String, AtomicU32)>> = OnceLock::new();
+    agent::hit(step);
     let armed = ARMED.get_or_init(|| {
         let text = std::env::var("BCD_FAILPOINT").ok()?;
         let (name, count) = match text.split_once(':') {
@@ -115,6 +134,107 @@ pub fn hit(step: Step) {
         && name == step.name()
         && left.fetch_sub(1, Ordering::Relaxed) == 1
     {
+        note(step);
         let _ = nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::Signal::SIGKILL);
+    }
+}
+
+/// One line for who counts the deaths; the write is in the page cache before the signal is sent.
+#[cfg(feature = "fakehw")]
+fn note(step: Step) {
+    use std::io::Write as _;
+    let Some(path) = std::env::var_os("BCD_FAILPOINT_HITS") else { return };
+    if let Ok(mut file) = std::fs::OpenOptions::new().create(true).append(true).open(path) {
+        let _ = file.write_all(format!("{}\n", step.name()).as_bytes());
+    }
+}
+
+/// Kills of one agent among many in one process.
+#[cfg(feature = "fakehw")]
+pub mod agent {
+    use std::any::Any;
+    use std::sync::{Arc, Mutex, PoisonError};
+
+    use super::Step;
+
+    tokio::task_local! {
+        static ARMED: Armed;
+    }
+
+    /// The step at which an agent dies; its clones are the same.
+    #[derive(Debug, Clone, Default)]
+    pub struct Armed(Arc<Mutex<Option<Step>>>);
+
+    /// What the agent's task unwinds with: the step.
+    #[derive(Debug)]
+    pub struct Killed(pub Step);
+
+    impl Armed {
+        /// The agent dies the next time that it comes to `step`.
+        pub fn at(&self, step: Step) {
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(step);
+        }
+
+        /// It dies at no step.
+        pub fn disarm(&self) {
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+
+        /// Runs an agent. At the step its task unwinds with [`Killed`].
+        pub async fn over<T>(self, agent: impl Future<Output = T>) -> T {
+            ARMED.scope(self, agent).await
+        }
+    }
+
+    pub(super) fn hit(step: Step) {
+        let strikes = ARMED.try_with(|armed| {
+            let mut armed = armed.0.lock().unwrap_or_else(PoisonError::into_inner);
+            armed.take_if(|at| *at == step).is_some()
+        });
+        if strikes == Ok(true) {
+            // Not `panic!`: a kill is nothing to print a backtrace about.
+            std::panic::resume_unwind(Box::new(Killed(step)));
+        }
+    }
+
+    /// A task of an agent, for a spawn: it stops at the steps at which its agent is to stop.
+    pub fn carried<T>(task: impl Future<Output = T>) -> impl Future<Output = T> {
+        let armed = ARMED.try_with(Clone::clone).unwrap_or_default();
+        ARMED.scope(armed, task)
+    }
+
+    /// For whoever catches a panic of an agent's task: one that stands for a kill goes on.
+    pub fn pass_on(panic: Box<dyn Any + Send>) {
+        if panic.is::<Killed>() {
+            std::panic::resume_unwind(panic);
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::super::{DONE, RUNNING, hit};
+        use super::*;
+
+        #[tokio::test]
+        async fn an_armed_agent_unwinds_at_its_step_alone_and_once_and_so_does_a_task_that_it_spawned() {
+            let armed = Armed::default();
+            let agent = || {
+                tokio::spawn(armed.clone().over(async {
+                    hit(RUNNING);
+                    let step = tokio::spawn(carried(async { hit(DONE) })).await;
+                    if let Err(error) = step {
+                        pass_on(error.into_panic());
+                    }
+                }))
+            };
+            agent().await.expect("nothing is armed");
+            armed.at(DONE);
+            let killed = agent().await.expect_err("killed").into_panic();
+            assert!(killed.is::<Killed>());
+            agent().await.expect("a kill happens once");
+            armed.at(RUNNING);
+            hit(RUNNING);
+            agent().await.expect_err("another task's steps are not the agent's");
+        }
     }
 }

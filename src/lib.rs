@@ -6,6 +6,7 @@
 
 pub mod model;
 
+pub mod blocking;
 pub mod clock;
 pub mod failpoint;
 pub mod ports;

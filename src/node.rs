@@ -19,15 +19,17 @@ use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use tokio::sync::{mpsc, watch};
 
+use crate::blocking;
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::exec::{self, Executor, Lanes, Leftovers, ProbeFacts};
+use crate::exec::{self, Executor, Lanes, Leftovers, ProbeFacts, Programs, Supervisors};
+use crate::host::tcp::Tcp;
 use crate::identity::{Identity, LoadError, Mark, join_again};
 use crate::journal::{
     self, Durable, EventLimits, Failed, Journal, Locked, OpenError, Reattached, Recovered, WriteError,
 };
 use crate::model::{BootId, Exit, Incarnation, JournalId, NodeId};
-use crate::ports::Reboot;
+use crate::ports::{Connect, Reboot};
 use crate::session::{
     self, HelloFacts, Renewals, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox,
 };
@@ -39,6 +41,7 @@ use crate::wire::dsse::{Audience, Policy};
 use crate::wire::grpc::GrpcDialer;
 use crate::wire::link::{Dialer, Endpoint};
 use crate::wire::tls::{self, Roots};
+use crate::wire::version::Range;
 use renewal::Renewal;
 
 /// The journal's log on a host: above SQLite's checkpoint at 1,000 pages of 4 KiB, so that commits overwrite it and
@@ -62,6 +65,8 @@ pub struct Options {
     pub policy: Policy,
     /// `[kinds] deny` of bcd.toml.
     pub denied: Arc<BTreeSet<String>>,
+    /// Versions that it says it speaks.
+    pub protocol: Range,
     /// Directory of the status socket; absent: there is none.
     pub run_dir: Option<PathBuf>,
     /// Boot time and wall time.
@@ -78,10 +83,12 @@ pub struct Options {
     pub journal: journal::Mode,
     /// Restarts the machine.
     pub reboot: Arc<dyn Reboot>,
-    /// The program `bcd`, started again as each program's supervisor.
-    pub program: PathBuf,
+    /// Who runs programs.
+    pub programs: Arc<dyn Programs>,
     /// What it may take of the disk.
     pub limits: journal::Limits,
+    /// The way to the gateways.
+    pub connect: Arc<dyn Connect>,
     /// Instead of gRPC with the node's identity.
     pub dialer: Option<Arc<dyn Dialer>>,
     /// Who is told that the node is ready, lives and stops.
@@ -102,6 +109,7 @@ impl Options {
             endpoints: config.endpoints.clone(),
             policy: config.signatures,
             denied: Arc::clone(&config.denied),
+            protocol: Range::OWN,
             run_dir: Some(config.run.clone()),
             clock,
             rng,
@@ -110,8 +118,9 @@ impl Options {
             event_limits: config.event_limits,
             journal: journal::Mode::Thread,
             reboot,
-            program: THIS_PROGRAM.into(),
+            programs: Arc::new(Supervisors::new(THIS_PROGRAM.into())),
             limits: config.limits,
+            connect: Arc::new(Tcp),
             dialer: None,
             notifier: Arc::default(),
         }
@@ -199,14 +208,15 @@ impl Node {
         // A lost journal takes its mark from there.
         let time_mark = facts.mark.max(floors.server_time_mark);
         // Before recovery calls their commands interrupted: nothing may run on behind such a word.
-        let leftovers = Leftovers::settle(&locked, &options.state, &options.boot_id)?;
+        let leftovers =
+            Leftovers::settle(Arc::clone(&options.programs), &locked, &options.state, &options.boot_id)?;
         let working = WorkingClock::new(Arc::clone(&options.clock), time_mark, facts.signed);
         let (journal, recovered) =
             locked.recover_with(working.signed(), &mut |begun| leftovers.left(begun))?;
-        log_start(&identity, &recovered, leftovers.ended);
+        log_start(&identity, &recovered, leftovers.ended());
         let dialer = match options.dialer.take() {
             Some(dialer) => dialer,
-            None => grpc_dialer(&identity, &working, &options.state)?,
+            None => grpc_dialer(&identity, &working, &options.connect, &options.state)?,
         };
         if let Some(mark) = time_mark {
             journal.note_time(mark, None);
@@ -266,7 +276,8 @@ impl Node {
     ) -> Option<Box<dyn Renewals>> {
         let file = (self.options.state.clone(), self.mark?);
         let own = self.options.endpoints.clone();
-        Some(Box::new(Renewal::new(file, own, self.working.clone(), current, end)))
+        let connect = Arc::clone(&self.options.connect);
+        Some(Box::new(Renewal::new(file, own, connect, self.working.clone(), current, end)))
     }
 
     fn bind_status_socket(&self) -> Option<Socket> {
@@ -351,7 +362,7 @@ impl Node {
             },
             state: self.options.state,
             reboot: self.options.reboot,
-            program: self.options.program,
+            programs: self.options.programs,
             reattached: self.reattached,
         });
         let session = Session::new(SessionParts {
@@ -363,6 +374,7 @@ impl Node {
                 boot_id: self.options.boot_id,
                 incarnation: self.incarnation,
                 daemon_version,
+                protocol: self.options.protocol,
             },
             journal: self.journal,
             working: self.working,
@@ -389,6 +401,7 @@ fn log_start(identity: &Identity, recovered: &Recovered, ended: usize) {
         certificate_until = %not_after,
         waiting = recovered.waiting.len(),
         unacked = recovered.unacked,
+        foreign = recovered.foreign,
         "the node has recovered"
     );
     for command in &recovered.reattached {
@@ -405,6 +418,7 @@ fn log_start(identity: &Identity, recovered: &Recovered, ended: usize) {
 fn grpc_dialer(
     identity: &Identity,
     working: &WorkingClock,
+    connect: &Arc<dyn Connect>,
     state: &Path,
 ) -> Result<Arc<dyn Dialer>, BuildError> {
     let roots = Roots::Certificates(identity.gateway_roots.clone());
@@ -412,7 +426,7 @@ fn grpc_dialer(
     let time = Arc::new(working.clone());
     let tls = tls::client_config(&roots, Some(Arc::clone(&identity.key)), time)
         .map_err(|source| BuildError::Tls { state: state.to_owned(), source })?;
-    Ok(Arc::new(GrpcDialer::new(Arc::new(tls))))
+    Ok(Arc::new(GrpcDialer::new(Arc::new(tls), Arc::clone(connect))))
 }
 
 /// One stop signal of two: asked for from outside, or the identity is no longer this process's.
@@ -460,7 +474,7 @@ async fn answer(socket: Option<Socket>, reporter: Arc<Reporter>) {
 async fn fatal(journal: Journal, run: Option<PathBuf>, boot: BootId) -> Failed {
     let failed = journal.failed().await;
     if failed == Failed::Sync {
-        let noted = tokio::task::spawn_blocking(move || failed_sync::may_exit(run.as_deref(), &boot));
+        let noted = blocking::run(move || failed_sync::may_exit(run.as_deref(), &boot));
         if !noted.await.unwrap_or(false) {
             tracing::error!(
                 "a sync of the journal failed again in this boot: the daemon runs on, admits nothing, and says so"

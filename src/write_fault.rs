@@ -28,16 +28,18 @@ pub enum Point {
     StateRename,
     /// Its directory is synced.
     StateDirSync,
-    /// An outcome record is created, as a temporary file.
-    OutcomeCreate,
+    /// Room for an outcome record is set aside.
+    OutcomeReserve,
+    /// An outcome record is opened.
+    OutcomeOpen,
     /// Its bytes are written.
     OutcomeWrite,
     /// It is synced.
     OutcomeSync,
-    /// It is renamed into place.
-    OutcomeRename,
     /// Its directory is synced.
     OutcomeDirSync,
+    /// A commit of the journal: there is no room for it, whatever the errno.
+    JournalWrite,
     /// A commit of the journal: the sync fails whatever the errno.
     JournalSync,
 }
@@ -50,14 +52,9 @@ impl Point {
     pub const STATE: [Self; 5] =
         [Self::StateCreate, Self::StateWrite, Self::StateSync, Self::StateRename, Self::StateDirSync];
 
-    /// Those of outcome records.
-    pub const OUTCOME: [Self; 5] = [
-        Self::OutcomeCreate,
-        Self::OutcomeWrite,
-        Self::OutcomeSync,
-        Self::OutcomeRename,
-        Self::OutcomeDirSync,
-    ];
+    /// Those of an outcome that is written.
+    pub const OUTCOME: [Self; 4] =
+        [Self::OutcomeOpen, Self::OutcomeWrite, Self::OutcomeSync, Self::OutcomeDirSync];
 
     /// Its name in the file of faults.
     pub fn name(self) -> &'static str {
@@ -71,11 +68,12 @@ impl Point {
             Self::StateSync => "state.sync",
             Self::StateRename => "state.rename",
             Self::StateDirSync => "state.dir-sync",
-            Self::OutcomeCreate => "outcome.create",
+            Self::OutcomeReserve => "outcome.reserve",
+            Self::OutcomeOpen => "outcome.open",
             Self::OutcomeWrite => "outcome.write",
             Self::OutcomeSync => "outcome.sync",
-            Self::OutcomeRename => "outcome.rename",
             Self::OutcomeDirSync => "outcome.dir-sync",
+            Self::JournalWrite => "journal.write",
             Self::JournalSync => "journal.sync",
         }
     }

@@ -25,9 +25,14 @@ const TICKET_TTL_S: u64 = 7 * 24 * 3600;
 /// Run a reference gateway, to try bcd without a control plane.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Its directory: store, development CA and control socket; made when missing.
+    /// Its directory: its id and control socket, and the store and the development CA unless --store names another;
+    /// made when missing.
     #[arg(long, value_name = "DIR")]
     state: PathBuf,
+    /// The directory of the store and the development CA, for several gateways beside each other: each has a --state
+    /// of its own, and all name the same --store.
+    #[arg(long, value_name = "DIR")]
+    store: Option<PathBuf>,
     /// Where it listens; port 0 takes a free one.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7443")]
     listen: SocketAddr,
@@ -46,6 +51,9 @@ pub(super) struct Args {
     /// Interval of heartbeats, 1 to 60 s.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     heartbeat_interval: Duration,
+    /// How long its lease holds; the gateways of a store have the same.
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = duration, hide = true)]
+    lease_life: Duration,
     /// How long node certificates hold.
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = duration)]
     certificate_life: Duration,
@@ -92,9 +100,11 @@ pub(super) fn run(args: Args) -> Exit {
         return Exit::Usage;
     };
     let options = Options {
+        store: args.store,
         trust_domain: args.trust_domain,
         endpoints: args.endpoints,
         heartbeat_interval: args.heartbeat_interval,
+        lease_life: args.lease_life,
         certificate_life: args.certificate_life,
         limits: Limits { rate: args.rate, streams: args.max_streams, ..Limits::default() },
         protocol,
@@ -258,9 +268,11 @@ fn gateway_exit(error: &GatewayError) -> Exit {
         GatewayError::State(_) | GatewayError::Open(_) | GatewayError::Ca(_) | GatewayError::Control(..) => {
             Exit::CannotWrite
         }
-        GatewayError::Store(_) | GatewayError::Tls(_) | GatewayError::Listen(..) | GatewayError::Serve(_) => {
-            Exit::Failed
-        }
+        GatewayError::Replaced(_)
+        | GatewayError::Store(_)
+        | GatewayError::Tls(_)
+        | GatewayError::Listen(..)
+        | GatewayError::Serve(_) => Exit::Failed,
     }
 }
 

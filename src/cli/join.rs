@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::SeedableRng as _;
@@ -10,6 +11,7 @@ use rand::rngs::StdRng;
 
 use super::{ConfigArgs, fail, note, print};
 use crate::clock::{self, Clock as _, SystemClock};
+use crate::host::tcp::Tcp;
 use crate::identity::join::{self, Joined, JournalOptions, Options, Retry};
 use crate::identity::{Ticket, TicketError};
 use crate::model::{Exit, Incarnation, ServerTime, limits};
@@ -73,6 +75,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
         patience: (!args.wait).then(|| Duration::from_secs(args.try_for)),
         journal: JournalOptions { incarnation, boot_id, wal_bytes: crate::node::WAL_BYTES },
         facts: facts(),
+        connect: Arc::new(Tcp),
         rng,
     };
     let joined = super::runtime()?.block_on(join::join(options, progress));

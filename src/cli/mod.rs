@@ -59,6 +59,10 @@ enum Command {
     Ctl(ctl::Args),
     #[cfg(feature = "fakehw")]
     Sim(sim::Args),
+    /// A share of the agents of `sim`; started by it alone.
+    #[cfg(feature = "fakehw")]
+    #[command(hide = true)]
+    SimAgents,
 }
 
 /// Options that stand over bcd.toml.
@@ -135,6 +139,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         Command::Ctl(args) => Ok(ctl::run(args)),
         #[cfg(feature = "fakehw")]
         Command::Sim(args) => sim::run(&args),
+        #[cfg(feature = "fakehw")]
+        Command::SimAgents => sim::run_agents(),
     };
     done.unwrap_or_else(|exit| exit)
 }

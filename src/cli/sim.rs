@@ -8,39 +8,65 @@ use clap::ValueEnum;
 use super::{fail, note, print};
 use crate::model::Exit;
 use crate::sim::chaos::Level;
+use crate::sim::foreign::Foreign;
 use crate::sim::report::Report;
 use crate::sim::{self, Options, SimError};
+use crate::wire::link::Endpoint;
 
-/// Runs real agents against the reference gateway, kills both at random, and checks the invariants.
+/// Runs real agents against the reference gateway, breaks both at random, and checks the invariants.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Agents
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     nodes: u32,
-    /// How long commands are given and kills happen, such as 20s or 2m
+    /// Gateways over one store, a process each
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    gateways: u32,
+    /// Somebody else's gateway instead: only what the agents themselves show is judged
+    #[arg(long, value_name = "HOST:PORT", requires = "ticket", conflicts_with = "gateways")]
+    gateway: Option<Endpoint>,
+    /// File with a join ticket of that gateway, for as many machines as there are nodes
+    #[arg(long, value_name = "FILE", requires = "gateway")]
+    ticket: Option<PathBuf>,
+    /// How long commands are given and faults happen, such as 20s or 2m
     #[arg(long, default_value = "20s", value_parser = duration)]
     duration: Duration,
-    /// Fixes the commands, the kills and the agents' own chance
+    /// Fixes the commands, the faults and the agents' own chance
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How much is killed
+    /// How much is broken
     #[arg(long, value_enum, default_value_t = Chaos::Light)]
     chaos: Chaos,
-    /// Commands given a second, all agents together [default: one an agent]
+    /// Percentage of the agents that are older builds: they speak fewer versions and lack a kind of command
+    #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=100))]
+    skew: u8,
+    /// Commands given a second, all agents together [default: two an agent]
     #[arg(long, value_parser = rate)]
     commands_per_second: Option<f64>,
+    /// Interval of heartbeats, 1s to 60s
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
+    heartbeat_interval: Duration,
+    /// Agents in one process at most [default: as many as the descriptor limit allows]
+    #[arg(long, value_name = "N", hide = true)]
+    per_process: Option<usize>,
+    /// Writes the report as a page with plots to this file
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
     /// Prints the report as one JSON object, the last line of standard output
     #[arg(long)]
     json: bool,
 }
 
+/// Commands a second and agent, where none is asked for.
+const RATE: f64 = 2.0;
+
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Chaos {
     /// Nothing
     None,
-    /// An agent twice a minute, the gateway every 8 s
+    /// Each agent loses its daemon or its link some times a minute, each gateway dies about every 12 s
     Light,
-    /// An agent every 8 s, the gateway every 4 s
+    /// Every fault there is, each agent struck about every 3 s, each gateway about every 12 s
     Heavy,
 }
 
@@ -70,8 +96,13 @@ fn rate(text: &str) -> Result<f64, String> {
 
 /// Runs the subcommand.
 pub fn run(args: &Args) -> Result<Exit, Exit> {
+    let nodes = usize::try_from(args.nodes).unwrap_or(usize::MAX);
+    let per_process = sim::agents_per_process(nodes).map_err(|error| fail(&error, Exit::Failed))?;
     let options = Options {
-        nodes: usize::try_from(args.nodes).unwrap_or(usize::MAX),
+        nodes,
+        heartbeat: args.heartbeat_interval,
+        per_process: args.per_process.unwrap_or(per_process).min(per_process),
+        gateways: usize::try_from(args.gateways).unwrap_or(1),
         duration: args.duration,
         seed: args.seed,
         chaos: match args.chaos {
@@ -79,9 +110,15 @@ pub fn run(args: &Args) -> Result<Exit, Exit> {
             Chaos::Light => Level::Light,
             Chaos::Heavy => Level::Heavy,
         },
-        commands_per_second: args.commands_per_second.unwrap_or(f64::from(args.nodes)),
+        skew: args.skew,
+        page: args.report.clone(),
+        foreign: args
+            .gateway
+            .as_ref()
+            .zip(args.ticket.clone())
+            .map(|(gateway, ticket)| Foreign { gateway: gateway.to_string(), ticket }),
+        commands_per_second: args.commands_per_second.unwrap_or(RATE * f64::from(args.nodes)),
     };
-    sim::raise_descriptor_limit(options.nodes).map_err(|error| fail(&error, Exit::Failed))?;
     let exe = std::env::current_exe().map_err(|error| fail(&error, Exit::Failed))?;
     let work = work_dir().map_err(|error| {
         note("bcd: cannot make a directory for the run's files; TMPDIR says where");
@@ -96,12 +133,30 @@ pub fn run(args: &Args) -> Result<Exit, Exit> {
         tokio::select! {
             biased;
             _ = tokio::signal::ctrl_c() => None,
-            ended = sim::run(options, exe, &work) => Some(ended),
+            ended = simulate(options, exe, &work) => Some(ended),
         }
     });
     // A killed agent's last blocking write may still be under way.
     runtime.shutdown_timeout(Duration::from_secs(5));
     conclude(args, ended, &work)
+}
+
+async fn simulate(options: Options, exe: PathBuf, work: &Path) -> Result<Report, SimError> {
+    match options.foreign.clone() {
+        Some(foreign) => sim::foreign::run(options, &foreign, exe, work).await,
+        None => sim::run(options, exe, work).await,
+    }
+}
+
+/// Runs a share of a simulator's agents; started by the simulator alone.
+pub fn run_agents() -> Result<Exit, Exit> {
+    sim::agents_per_process(1).map_err(|error| fail(&error, Exit::Failed))?;
+    crate::log::start(tracing::Level::INFO, crate::config::LogFormat::Text);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| fail(&error, Exit::Failed))?;
+    let ended = runtime.block_on(sim::work());
+    runtime.shutdown_timeout(Duration::from_secs(5));
+    ended.map(|()| Exit::Done).map_err(|error| fail(&error, Exit::Failed))
 }
 
 /// Prints the report and says what becomes of the files; None: interrupted from the keyboard.

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -10,10 +11,11 @@ use tokio::time::timeout;
 
 use super::Shared;
 use super::kinds::Ended;
-use super::mark::{self, Marked};
+use super::programs::{Marked, Programs};
+use crate::blocking;
 use crate::failpoint;
 use crate::journal::{State, Unfinished, begun};
-use crate::model::{BarrierId, CommandId, Effect, JournalId, Kind, Reason, Terminal};
+use crate::model::{BarrierId, CommandId, Effect, JournalId, Kind, NodeId, Reason, Terminal};
 
 /// Entries of one list that are named; the rest is counted. Two lists of entries of at most 300 bytes stay below the
 /// limit of a result.
@@ -146,15 +148,21 @@ fn line(command: Unfinished) -> Line {
 /// Processes of commands of this node, whoever started them and however they got away from their parents.
 async fn processes(shared: &Shared) -> Result<Vec<Process>, String> {
     let (state, journal) = (shared.parts.state.clone(), shared.parts.journal.id());
-    let looked = tokio::task::spawn_blocking(move || look(&state, journal)).await;
+    let (programs, node) = (Arc::clone(&shared.parts.programs), shared.parts.audience.node_id.clone());
+    let looked = blocking::run(move || look(&*programs, &state, &node, journal)).await;
     looked.map_err(|error| format!("the look at the processes broke off: {error}"))?
 }
 
-fn look(state: &Path, journal: JournalId) -> Result<Vec<Process>, String> {
+fn look(
+    programs: &dyn Programs,
+    state: &Path,
+    node: &NodeId,
+    journal: JournalId,
+) -> Result<Vec<Process>, String> {
     let mut journals: BTreeSet<JournalId> =
-        begun::journals(state).map_err(|error| format!("the begun records cannot be read: {error}"))?;
+        begun::journals(state, node).map_err(|error| format!("the begun records cannot be read: {error}"))?;
     journals.insert(journal);
-    let found = mark::find(&journals).map_err(|error| format!("/proc cannot be read: {error}"))?;
+    let found = programs.running(&journals).map_err(|error| format!("/proc cannot be read: {error}"))?;
     let process = |Marked { pid, command, attempt }| Process { pid, command_id: command, attempt };
     Ok(found.into_iter().map(process).collect())
 }

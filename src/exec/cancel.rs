@@ -37,7 +37,7 @@ pub(super) struct Cancellable {
 
 /// Whether a cancellation has come.
 #[derive(Debug, Clone)]
-pub(super) struct Cancelled(watch::Receiver<bool>);
+pub struct Cancelled(watch::Receiver<bool>);
 
 impl Cancels {
     fn state(&self) -> MutexGuard<'_, State> {
@@ -92,12 +92,12 @@ impl State {
 
 impl Cancelled {
     /// Whether it has come.
-    pub(super) fn is_requested(&self) -> bool {
+    pub fn is_requested(&self) -> bool {
         *self.0.borrow()
     }
 
     /// Resolves when it comes; never without one. Dropping the future loses nothing.
-    pub(super) async fn requested(&mut self) {
+    pub async fn requested(&mut self) {
         if self.0.wait_for(|cancelled| *cancelled).await.is_err() {
             std::future::pending::<()>().await;
         }

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use rustix::fs::FlockOperation;
 
 use super::mark::{self, Mark};
 use super::process;
+use super::programs::{Programs, Settled};
 use super::supervise::group;
 use crate::journal::begun::Record;
 use crate::journal::{Ended, Left, Locked, OpenError};
@@ -23,57 +25,78 @@ const STARTS_PAUSE: Duration = Duration::from_millis(10);
 /// The programs of earlier daemons, as this one found them.
 #[derive(Debug)]
 pub struct Leftovers {
+    programs: Arc<dyn Programs>,
     state: PathBuf,
     boot_id: BootId,
-    /// Processes that were ended.
-    pub ended: usize,
+    settled: Settled,
 }
 
 impl Leftovers {
-    /// Looks, and ends every program that was started here and has no supervisor any more. Blocks.
-    ///
-    /// Called between taking the journal's lock (so that no living daemon owns them) and recovery. Programs of journals
-    /// that are not named in this state directory are never touched.
+    /// Looks, and has every program ended that was started here and has no supervisor any more. Blocks.
     ///
     /// # Errors
     /// The begun records cannot be read.
-    pub fn settle(locked: &Locked, state: &Path, boot_id: &BootId) -> Result<Self, OpenError> {
-        await_starts(state);
-        let records = locked.begun()?;
-        let lives = |record: &Record| {
-            record.supervisor.as_ref().is_some_and(|supervisor| process::open(supervisor, boot_id).is_some())
-        };
-        let (alive, gone): (Vec<&Record>, Vec<&Record>) = records.iter().partition(|record| lives(record));
-        for supervisor in gone.iter().filter_map(|record| record.supervisor.as_ref()) {
-            if supervisor.boot_id == *boot_id && !group::end(&supervisor.groups) {
-                tracing::error!(groups = ?supervisor.groups, "control groups of an earlier program do not become empty");
-            }
-        }
-        let spared: Vec<Mark> = alive.iter().map(|record| Mark::of(record)).collect();
-        let mut journals: Vec<&JournalId> = records.iter().map(|record| &record.journal_id).collect();
-        let (own, former) = (locked.facts().journal_id, locked.former_id()?);
-        journals.extend([&own].into_iter().chain(&former));
-        journals.sort();
-        journals.dedup();
-        let ended = journals.into_iter().map(|journal| end(&Mark::journal(journal), &spared)).sum();
-        Ok(Self { state: state.to_owned(), boot_id: boot_id.clone(), ended })
+    pub fn settle(
+        programs: Arc<dyn Programs>,
+        locked: &Locked,
+        state: &Path,
+        boot_id: &BootId,
+    ) -> Result<Self, OpenError> {
+        let settled = programs.settle(locked, state, boot_id)?;
+        Ok(Self { programs, state: state.to_owned(), boot_id: boot_id.clone(), settled })
+    }
+
+    /// Processes that were ended.
+    pub fn ended(&self) -> usize {
+        self.settled.ended
     }
 
     /// What is left of the process that carries a command out, for recovery. Blocks.
     pub fn left(&self, begun: &Record) -> Left<Box<Outcome>> {
         let Some(supervisor) = &begun.supervisor else { return Left::Nothing };
         // Before the outcome: one that dies in between has written it.
-        let lives = process::open(supervisor, &self.boot_id).is_some();
+        let lives = self.programs.lives(supervisor, &self.boot_id);
         match Ended::read(&self.state, begun) {
             Ok(Some(outcome)) => Left::Ended(Box::new(outcome)),
             Ok(None) if lives => Left::Alive,
-            Ok(None) => Left::Nothing,
+            Ok(None) => {
+                // It died since: its program runs on, and must not behind the word that it was interrupted.
+                if self.settled.spared.contains(&(begun.id.clone(), begun.attempt)) {
+                    self.programs.end(begun);
+                }
+                Ended::give_back(&self.state, begun);
+                Left::Nothing
+            }
             Err(error) => {
                 tracing::error!(id = %begun.id, %error, "an outcome record cannot be read now; it is tried again");
                 Left::Alive
             }
         }
     }
+}
+
+/// Programs of journals that are not named in this state directory are never touched.
+pub(super) fn settle(locked: &Locked, state: &Path, boot_id: &BootId) -> Result<Settled, OpenError> {
+    await_starts(state);
+    let records = locked.begun()?;
+    let lives = |record: &Record| {
+        record.supervisor.as_ref().is_some_and(|supervisor| process::open(supervisor, boot_id).is_some())
+    };
+    let (alive, gone): (Vec<&Record>, Vec<&Record>) = records.iter().partition(|record| lives(record));
+    for supervisor in gone.iter().filter_map(|record| record.supervisor.as_ref()) {
+        if supervisor.boot_id == *boot_id && !group::end(&supervisor.groups) {
+            tracing::error!(groups = ?supervisor.groups, "control groups of an earlier program do not become empty");
+        }
+    }
+    let spared: Vec<Mark> = alive.iter().map(|record| Mark::of(record)).collect();
+    let mut journals: Vec<&JournalId> = records.iter().map(|record| &record.journal_id).collect();
+    let (own, former) = (locked.facts().journal_id, locked.former_id()?);
+    journals.extend([&own].into_iter().chain(&former));
+    journals.sort();
+    journals.dedup();
+    let ended = journals.into_iter().map(|journal| end(&Mark::journal(journal), &spared)).sum();
+    let spared = alive.iter().map(|record| (record.id.clone(), record.attempt)).collect();
+    Ok(Settled { ended, spared })
 }
 
 /// The directory of the begun records, open: its lock is held by every supervisor that has not made its record yet.
@@ -129,8 +152,13 @@ mod tests {
     use std::os::unix::process::ExitStatusExt as _;
     use std::process::{Child, Command};
 
+    use rand::SeedableRng as _;
+
     use super::*;
-    use crate::model::CommandId;
+    use crate::exec::Supervisors;
+    use crate::journal::begun::Supervisor;
+    use crate::journal::{self, Mode};
+    use crate::model::{Digest, Incarnation, NodeId, ServerTime};
 
     fn sleeper(mark: &str) -> Child {
         Command::new("/bin/sleep").arg("60").env(mark::VARIABLE, mark).spawn().expect("a sleeper")
@@ -156,5 +184,58 @@ mod tests {
         spared.wait().expect("a status");
     }
 
-    use rand::SeedableRng as _;
+    /// A record of a program whose supervisor is this process.
+    fn record(journal_id: &JournalId, boot_id: &BootId, supervisor: &Child) -> Record {
+        let pid = rustix::process::Pid::from_child(supervisor);
+        let start = process::stat(pid).expect("a process").start;
+        Record {
+            id: CommandId::new("c-1").expect("an id"),
+            body_sha256: Digest::of(b"body"),
+            kind: "node.exec".into(),
+            attempt: 1,
+            node_id: Some(NodeId::new("n-1").expect("an id")),
+            journal_id: journal_id.clone(),
+            not_after: ServerTime(1),
+            started: None,
+            boot_id: Some(boot_id.clone()),
+            retry_safe: false,
+            supervisor: Some(Supervisor {
+                pid: pid.as_raw_nonzero().get(),
+                start,
+                boot_id: boot_id.clone(),
+                groups: Vec::new(),
+            }),
+        }
+    }
+
+    #[test]
+    fn a_program_whose_supervisor_dies_between_the_look_and_the_recovery_is_ended_before_it_is_called_interrupted()
+     {
+        let state = tempfile::tempdir().expect("a directory");
+        let state = state.path().join("state");
+        let mut rng = rand::rngs::StdRng::from_os_rng();
+        let (journal_id, boot_id) = (JournalId::random(&mut rng), BootId::new("b-1").expect("an id"));
+        let options = journal::Options {
+            state: state.clone(),
+            node_id: NodeId::new("n-1").expect("an id"),
+            incarnation: Incarnation::random(&mut rng),
+            boot_id: boot_id.clone(),
+            wal_bytes: 64 << 10,
+            mode: Mode::Inline,
+        };
+        let locked = Locked::open(options, journal_id.clone()).expect("a journal");
+        let mut supervisor = Command::new("/bin/sleep").arg("60").spawn().expect("a supervisor");
+        let mut program = sleeper(&format!("{journal_id}/c-1/1"));
+        let begun = record(&journal_id, &boot_id, &supervisor);
+        begun.create(&state).expect("written");
+
+        let supervisors = Arc::new(Supervisors::new("/bin/false".into()));
+        let leftovers = Leftovers::settle(supervisors, &locked, &state, &boot_id).expect("looked");
+        assert!(matches!(leftovers.left(&begun), Left::Alive));
+        assert!(program.try_wait().expect("a status").is_none(), "it has its supervisor");
+        supervisor.kill().expect("a signal");
+        supervisor.wait().expect("a status");
+        assert!(matches!(leftovers.left(&begun), Left::Nothing));
+        assert_eq!(program.wait().expect("a status").signal(), Some(9));
+    }
 }

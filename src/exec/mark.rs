@@ -116,13 +116,13 @@ pub(super) fn sweep(mark: &Mark, spared: &[Mark]) -> io::Result<Swept> {
 
 /// A process that was started for a command, or by one that was.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Marked {
+pub struct Marked {
     /// Its pid, when it was seen.
-    pub(super) pid: i32,
+    pub pid: i32,
     /// The command's id, as its mark has it.
-    pub(super) command: String,
+    pub command: String,
     /// Which execution.
-    pub(super) attempt: u32,
+    pub attempt: u32,
 }
 
 /// Every process that carries a mark of one of these journals, this process excepted. Blocks.

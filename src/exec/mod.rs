@@ -25,6 +25,7 @@ pub mod leftovers;
 mod mark;
 mod probe;
 mod process;
+pub mod programs;
 mod reboot;
 mod steps;
 pub mod supervise;
@@ -42,11 +43,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 pub use lanes::Lanes;
 pub use leftovers::Leftovers;
 pub use probe::ProbeFacts;
+pub use programs::{Programs, Supervisors};
 
 use self::arrivals::{Arrival, Arrivals};
 use self::cancel::{Cancellable, Cancels};
 use self::lanes::{Credit, InFlight};
 use crate::admission::Context;
+use crate::failpoint;
 use crate::journal::{Admission, Durable, Journal, Reattached};
 use crate::model::{Answer, AnswerState, CommandId, Digest, EventType, Kind, Lane, NewEvent, Reason, Role};
 use crate::ports::Reboot;
@@ -90,8 +93,8 @@ pub struct Parts {
     pub state: PathBuf,
     /// Restarts the machine.
     pub reboot: Arc<dyn Reboot>,
-    /// The program `bcd`, started again as each program's supervisor.
-    pub program: PathBuf,
+    /// Who runs programs.
+    pub programs: Arc<dyn Programs>,
     /// Programs of earlier daemons that still run.
     pub reattached: Vec<Durable<Reattached>>,
 }
@@ -143,7 +146,7 @@ impl Executor {
         expire.set_missed_tick_behavior(MissedTickBehavior::Delay);
         for attached in self.attached {
             let shared = Arc::clone(&self.shared);
-            tasks.spawn(async move { steps::from_attached(&shared, attached).await });
+            tasks.spawn(failpoint::carried(async move { steps::from_attached(&shared, attached).await }));
         }
         loop {
             tokio::select! {
@@ -153,13 +156,14 @@ impl Executor {
                 }
                 Some(task) = tasks.join_next() => report(task),
                 _ = expire.tick(), if !stopping => {
-                    tasks.spawn(Arc::clone(&self.shared).expire_left());
+                    tasks.spawn(failpoint::carried(Arc::clone(&self.shared).expire_left()));
                 }
                 next = next(&turns, &mut deliveries) => match next {
                     Some((turn, delivery)) => {
                         // Before the task runs: what came first is then known to whoever comes next.
                         let arrival = self.shared.arrive(&delivery);
-                        tasks.spawn(Arc::clone(&self.shared).deliver(delivery, turn, arrival));
+                        let task = Arc::clone(&self.shared).deliver(delivery, turn, arrival);
+                        tasks.spawn(failpoint::carried(task));
                     }
                     None => break,
                 },
@@ -197,7 +201,12 @@ fn report(task: Result<(), JoinError>) {
     if let Err(error) = task
         && error.is_panic()
     {
-        tracing::error!(%error, "handling a delivery panicked; the journal settles the command at the next start");
+        let text = error.to_string();
+        failpoint::pass_on(error.into_panic());
+        tracing::error!(
+            error = text,
+            "handling a delivery panicked; the journal settles the command at the next start"
+        );
     }
 }
 
@@ -296,14 +305,8 @@ impl Shared {
             tracing::info!(%id, "cancelled");
             return;
         }
-        match self.parts.journal.result(id.clone()).await {
-            Ok(Some(done)) => {
-                self.cancels.forget(&id);
-                self.say(Outgoing::Result(done));
-            }
-            Ok(None) => tracing::info!(%id, "a cancellation waits for its command"),
-            Err(error) => tracing::warn!(%id, %error, "a cancelled command cannot be looked up"),
-        }
+        // Remembered first: a delivery that the journal takes before this look finds it there.
+        steps::cancel_left(self, &id).await;
     }
 
     /// Ends what an older daemon left, nobody delivered again, and signed time has passed by now.

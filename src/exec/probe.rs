@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::kinds::Ended;
+use crate::blocking;
 use crate::failpoint;
 use crate::model::{BootId, Effect, NodeId, Reason, Role, Terminal};
 
@@ -55,7 +56,7 @@ pub(super) async fn run(facts: &ProbeFacts, state: &Path) -> Ended {
     failpoint::hit(failpoint::EFFECT_STARTED);
     let (facts, state) = (facts.clone(), state.to_owned());
     // statvfs waits for a disk or a network file system that does not answer.
-    match tokio::task::spawn_blocking(move || look(&facts, &state)).await {
+    match blocking::run(move || look(&facts, &state)).await {
         Ok(output) => Ended {
             state: Terminal::Succeeded,
             reason: None,

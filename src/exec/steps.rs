@@ -13,11 +13,12 @@ use tokio::time;
 
 use super::cancel::{Cancellable, Cancelled};
 use super::lanes::Closed;
+use super::programs::{Program, StartError};
 use super::supervise::job::Job;
-use super::supervised::{self, StartError, Supervised};
 use super::{Attached, Shared, kinds, reboot};
+use crate::blocking;
 use crate::failpoint;
-use crate::journal::begun::Record;
+use crate::journal::begun::{Record, Starter};
 use crate::journal::{Accepted, Begun, BegunError, Durable, Running, WriteError};
 use crate::model::{AnswerState, Args, CommandId, Effect, Outcome, Reason, Terminal};
 use crate::session::outbox::Outgoing;
@@ -126,7 +127,7 @@ enum Carrier {
     /// This process.
     Here,
     /// A process that outlives it.
-    Supervisor(Box<Supervised>),
+    Supervisor(Box<dyn Program>),
 }
 
 /// Makes the begun record durable where the command needs one: that of a program is its supervisor's.
@@ -180,14 +181,14 @@ async fn carrier(
         let job = Job {
             state: shared.parts.state.clone(),
             boot_id: shared.parts.facts.boot_id.clone(),
-            begun: Record::of(&shared.parts.journal.id(), &running),
+            begun: Record::of(&starter(shared), &running),
             args: args.as_ref().clone(),
         };
-        let started = supervised::start(&shared.parts.program, job).await;
+        let started = shared.parts.programs.start(job).await;
         if started.is_ok() {
             failpoint::hit(failpoint::SUPERVISED);
         }
-        return (running, started.map(|started| Carrier::Supervisor(Box::new(started))));
+        return (running, started.map(Carrier::Supervisor));
     }
     if running.command.retry_safe() {
         return (running, Ok(Carrier::Here));
@@ -203,15 +204,22 @@ async fn carrier(
     (running, made)
 }
 
+fn starter(shared: &Shared) -> Starter {
+    Starter {
+        node_id: shared.parts.audience.node_id.clone(),
+        journal_id: shared.parts.journal.id(),
+        boot_id: shared.parts.facts.boot_id.clone(),
+    }
+}
+
 /// On a thread that may wait for the disk; the command travels there and back.
 async fn create_begun(
     shared: &Shared,
     running: Durable<Running>,
 ) -> (Durable<Running>, Result<Begun, BegunError>) {
-    let (state, journal) = (shared.parts.state.clone(), shared.parts.journal.id());
-    let boot = shared.parts.facts.boot_id.clone();
-    let created = tokio::task::spawn_blocking(move || {
-        let made = Begun::create(&state, &journal, &boot, &running);
+    let (state, starter) = (shared.parts.state.clone(), starter(shared));
+    let created = blocking::run(move || {
+        let made = Begun::create(&state, &starter, &running);
         (running, made)
     });
     match created.await {
@@ -243,9 +251,9 @@ async fn effect(
     carrier: Carrier,
     cancelled: &mut Cancelled,
 ) -> Outcome {
-    if let Carrier::Supervisor(supervised) = carrier {
+    if let Carrier::Supervisor(program) = carrier {
         failpoint::hit(failpoint::EFFECT_STARTED);
-        return supervised.ended(cancelled).await;
+        return program.ended(cancelled).await;
     }
     let from = shared.boot();
     let ended = AssertUnwindSafe(kinds::effect(running, shared)).catch_unwind().await;
@@ -254,12 +262,16 @@ async fn effect(
         Ok(ended) => {
             ended.into_outcome(running.attempt, running.started, shared.parts.working.now(), duration)
         }
-        Err(_) => Outcome {
-            message: "the daemon failed while it carried the command out; its outcome is not known".into(),
-            finished: shared.parts.working.now(),
-            duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
-            ..Outcome::interrupted(running.attempt, running.started)
-        },
+        Err(panic) => {
+            failpoint::pass_on(panic);
+            Outcome {
+                message: "the daemon failed while it carried the command out; its outcome is not known"
+                    .into(),
+                finished: shared.parts.working.now(),
+                duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
+                ..Outcome::interrupted(running.attempt, running.started)
+            }
+        }
     }
 }
 
@@ -269,8 +281,8 @@ pub(super) async fn from_attached(shared: &Shared, mut attached: Attached) {
     let id = begun.id.clone();
     tracing::info!(%id, attempt = begun.attempt, "goes on; an earlier daemon started it");
     let (state, boot_id) = (shared.parts.state.clone(), &shared.parts.facts.boot_id);
-    let supervised = Supervised::find(state, begun, boot_id);
-    let mut outcome = supervised.ended(&mut attached.cancellable.cancelled).await;
+    let program = shared.parts.programs.find(state, begun, boot_id);
+    let mut outcome = program.ended(&mut attached.cancellable.cancelled).await;
     failpoint::hit(failpoint::EFFECT_ENDED);
     let _between_steps = shared.steps.read().await;
     let mut waits = Waits::new();
@@ -327,6 +339,29 @@ async fn cancel_accepted(shared: &Shared, mut accepted: Durable<Accepted>) {
             Err((back, result, error)) => {
                 (accepted, outcome) = (back, result);
                 if !retries(&accepted.command.command().header.id, "DONE", &error) {
+                    return;
+                }
+                waits.next().await;
+            }
+        }
+    }
+}
+
+/// Cancels a command that is not in flight here: what a dead daemon left is ended, what has ended is told again, and an
+/// unknown one is waited for.
+pub(super) async fn cancel_left(shared: &Shared, id: &CommandId) {
+    let _between_steps = shared.steps.read().await;
+    let mut waits = Waits::new();
+    loop {
+        match shared.parts.journal.cancel_left(id.clone(), shared.parts.working.now()).await {
+            Ok(Some(done)) => {
+                tracing::info!(%id, state = ?done.outcome.state, "a cancellation found it ended, or left by an older daemon");
+                shared.cancels.forget(id);
+                return shared.say(Outgoing::Result(done));
+            }
+            Ok(None) => return tracing::info!(%id, "a cancellation waits for its command"),
+            Err(error) => {
+                if !retries(id, "a cancellation", &error) {
                     return;
                 }
                 waits.next().await;

@@ -3,6 +3,7 @@
 //! A handle ends nothing when it is dropped: the supervisor goes on, and whoever reads the state directory next finds
 //! it by its record.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -10,6 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use rustix::fs::FlockOperation;
 use rustix::process::pidfd_send_signal;
 use tokio::io::Interest;
@@ -19,12 +22,15 @@ use tokio::time;
 use super::cancel::Cancelled;
 use super::launch::Launcher;
 use super::leftovers;
+use super::mark::{self, Marked};
 use super::process;
+use super::programs::{Program, Programs, Settled};
 use super::supervise::CANCEL;
 use super::supervise::job::{self, Answer, Job};
+use crate::blocking;
 use crate::journal::begun::{Record, Supervisor};
-use crate::journal::{self, Ended, Trouble};
-use crate::model::{BootId, Outcome};
+use crate::journal::{self, Ended, Locked, OpenError, Trouble};
+use crate::model::{BootId, JournalId, Outcome};
 
 /// Longest wait for a record: what has not been synced by then is no disk to start on.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -41,9 +47,55 @@ pub(super) struct Supervised {
     _child: Option<Reap>,
 }
 
+/// Runs programs on this machine, each under a process of its own.
+#[derive(Debug, Clone)]
+pub struct Supervisors {
+    program: PathBuf,
+}
+
+impl Supervisors {
+    /// `program` is `bcd`, which is started again as each program's supervisor.
+    pub fn new(program: PathBuf) -> Self {
+        Self { program }
+    }
+}
+
+impl Programs for Supervisors {
+    fn settle(&self, locked: &Locked, state: &Path, boot_id: &BootId) -> Result<Settled, OpenError> {
+        leftovers::settle(locked, state, boot_id)
+    }
+
+    fn lives(&self, supervisor: &Supervisor, boot_id: &BootId) -> bool {
+        process::open(supervisor, boot_id).is_some()
+    }
+
+    fn end(&self, begun: &Record) {
+        leftovers::end_one(begun);
+    }
+
+    fn start(&self, job: Job) -> BoxFuture<'static, Result<Box<dyn Program>, StartError>> {
+        let program = self.program.clone();
+        async move { Ok(Box::new(start(&program, job).await?) as Box<dyn Program>) }.boxed()
+    }
+
+    fn find(&self, state: PathBuf, begun: Record, boot_id: &BootId) -> Box<dyn Program> {
+        Box::new(Supervised::find(state, begun, boot_id))
+    }
+
+    fn running(&self, journals: &BTreeSet<JournalId>) -> io::Result<Vec<Marked>> {
+        mark::find(journals)
+    }
+}
+
+impl Program for Supervised {
+    fn ended<'a>(self: Box<Self>, cancelled: &'a mut Cancelled) -> BoxFuture<'a, Outcome> {
+        (*self).ended(cancelled).boxed()
+    }
+}
+
 /// Why no program was started by this call.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum StartError {
+pub enum StartError {
     /// There is a record of this attempt: it must not start again.
     #[error("the command began before")]
     Began,
@@ -58,7 +110,8 @@ pub(super) enum StartError {
 }
 
 impl StartError {
-    fn failed(detail: impl Into<String>) -> Self {
+    /// Nothing was started, and the kernel said nothing of a file.
+    pub fn failed(detail: impl Into<String>) -> Self {
         Self::Failed { detail: detail.into(), errno: None }
     }
 
@@ -78,7 +131,7 @@ impl StartError {
 pub(super) async fn start(program: &Path, job: Job) -> Result<Supervised, StartError> {
     let (state, boot_id, mut begun) = (job.state.clone(), job.boot_id.clone(), job.begun.clone());
     let program = program.to_owned();
-    let launched = tokio::task::spawn_blocking(move || launch(&program, &job)).await;
+    let launched = blocking::run(move || launch(&program, &job)).await;
     let (child, supervisor) = launched.unwrap_or_else(|error| match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),
         Err(ends) => Err(StartError::failed(ends.to_string())),
@@ -169,7 +222,7 @@ impl Supervised {
     async fn outcome(&self) -> Outcome {
         loop {
             let (state, begun) = (self.state.clone(), self.begun.clone());
-            let read = tokio::task::spawn_blocking(move || read(&state, &begun)).await;
+            let read = blocking::run(move || read(&state, &begun)).await;
             match read.map_err(io::Error::other).flatten() {
                 Ok(outcome) => return outcome,
                 Err(error) => {
@@ -187,6 +240,7 @@ pub(super) fn read(state: &Path, begun: &Record) -> io::Result<Outcome> {
         return Ok(outcome);
     }
     leftovers::end_one(begun);
+    Ended::give_back(state, begun);
     Ok(Outcome {
         message: "the program's supervisor ended without telling its outcome; what the program had started was ended"
             .into(),

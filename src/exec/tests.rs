@@ -111,7 +111,9 @@ impl Bench {
         let faults = Faults::default();
         let locked = Locked::open(options(&dir, incarnation, boot), journal_id()).expect("a journal");
         let boot_id = BootId::new(boot).expect("an id");
-        let leftovers = Leftovers::settle(&locked, dir.path(), &boot_id).expect("records");
+        let programs: Arc<dyn Programs> = Arc::new(Supervisors::new(program()));
+        let leftovers =
+            Leftovers::settle(Arc::clone(&programs), &locked, dir.path(), &boot_id).expect("records");
         let (journal, recovered) = locked
             .with_faults(faults.clone())
             .recover_with(None, &mut |begun| leftovers.left(begun))
@@ -143,7 +145,7 @@ impl Bench {
             },
             state: dir.path().to_owned(),
             reboot: reboots.clone(),
-            program: program(),
+            programs,
             reattached: recovered.reattached,
         };
         let run = tokio::spawn(Executor::new(parts).run(received, stopped));
@@ -459,6 +461,25 @@ async fn a_cancellation_of_a_done_command_gets_its_result_again() {
     bench.credits_are_back().await;
     bench.cancel("c-1").await;
     assert_eq!(bench.result().await, outcome);
+}
+
+#[tokio::test]
+async fn a_cancellation_ends_what_a_dead_daemon_left_accepted_though_nobody_delivers_it_again() {
+    let mut bench = Bench::new();
+    bench.faults.fail_some(At::Commit, SQLITE_FULL, 1, u32::MAX);
+    let command = bench.exec("c-1", "");
+    bench.deliver(&command).await;
+    assert_eq!(bench.answer().await, Said::Accepted);
+    let mut bench = Bench::over(bench.crash().await, "i-2");
+    // The disk fails once more: a cancellation is a promise that is kept.
+    bench.faults.fail_some(At::Commit, SQLITE_FULL, 0, 1);
+    bench.cancel("c-1").await;
+    let outcome = bench.result().await;
+    assert_eq!(ending(&outcome), (Terminal::Cancelled, Some(Reason::Cancelled), Effect::None));
+    let mut bench = Bench::over(bench.crash().await, "i-3");
+    bench.deliver(&command).await;
+    assert_eq!(bench.result().await, outcome, "it is durable");
+    assert_eq!(bench.effects(), 0);
 }
 
 #[tokio::test]

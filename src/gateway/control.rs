@@ -4,7 +4,7 @@ mod client;
 mod serve;
 
 pub use client::{Client, ClientError};
-pub(super) use serve::serve;
+pub(super) use serve::{answer, serve};
 
 use std::collections::BTreeMap;
 
@@ -94,6 +94,11 @@ pub enum Request {
     Undrain,
     /// Counts.
     Stats,
+    /// An outage of the store, for the simulator: its write lock is held, so that no gateway can write.
+    StopStore {
+        /// For so long, ms; at most a minute.
+        ms: u64,
+    },
 }
 
 /// What is answered.
@@ -164,7 +169,7 @@ pub struct CommandView {
 pub struct NodeView {
     /// The node.
     pub node: NodeId,
-    /// `connected` or `disconnected`.
+    /// `connected`, `disconnected` or `unreachable`.
     pub state: String,
     /// Its epoch.
     pub epoch: u64,
@@ -178,6 +183,9 @@ pub struct NodeView {
     pub last_seen_age_ms: u64,
     /// Free credits as last reported.
     pub free_credits: BTreeMap<String, u32>,
+    /// The gateway that had its newest session; empty before the first.
+    #[serde(default)]
+    pub gateway: String,
 }
 
 /// One event of the gateway.
@@ -222,11 +230,14 @@ pub struct NodeEventView {
     pub dropped: Option<(u64, u64)>,
 }
 
-/// Counts since the gateway's store was made.
+/// Counts since the store was made, over every gateway that shares it.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Stats {
-    /// Live sessions.
+    /// Connected nodes.
     pub sessions: u64,
+    /// Connected nodes by gateway; one that has none may be absent.
+    #[serde(default)]
+    pub gateways: BTreeMap<String, u64>,
     /// Nodes joined.
     pub nodes: u64,
     /// Commands by state.

@@ -87,8 +87,6 @@ pub fn check(hello: &pb::Hello, peer: &Peer, own: Range, now: ServerTime) -> Res
         capabilities: capabilities(&hello.capabilities),
         last_epoch: hello.last_epoch,
         results: hello.done_results.iter().filter_map(|result| Update::read(result).ok()).collect(),
-        live_boot: None,
-        now,
     };
     Ok(Checked { facts, proto, running })
 }

@@ -1,7 +1,7 @@
 //! What the gateway holds in memory: live sessions, admission, those who wait for a command's end. All of it is
 //! rebuilt by the next Hellos, which is why a gateway's crash costs a reconnect and nothing more.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,9 +13,10 @@ use tonic::{Code, Status};
 use super::Settings;
 use super::admission::{self, Bucket};
 use super::ca::Ca;
-use super::store::Store;
+use super::lease::Grant;
+use super::store::{Lease, Store, Stray};
 use crate::clock::Clock;
-use crate::model::{BootId, CommandId, NodeId, Reason, ServerTime};
+use crate::model::{CommandId, NodeId, Reason, ServerTime};
 use crate::wire::{pb, status};
 
 /// Frames from outside a session's own loop (Cancel, Drain) that may wait for it.
@@ -29,13 +30,16 @@ pub struct Hub {
     pub store: Store,
     /// The development CA.
     pub ca: Ca,
+    /// What connections are accepted with.
+    pub tls: Arc<rustls::ServerConfig>,
     clock: Arc<dyn Clock>,
     rng: Mutex<StdRng>,
     bucket: Mutex<Bucket>,
     streams: Arc<Semaphore>,
     hellos: Arc<Semaphore>,
-    live: Mutex<HashMap<NodeId, Arc<Live>>>,
-    waiting: Mutex<HashMap<CommandId, Vec<oneshot::Sender<()>>>>,
+    grant: Mutex<Option<Grant>>,
+    live: Mutex<BTreeMap<NodeId, Arc<Live>>>,
+    waiting: Mutex<BTreeMap<CommandId, Vec<oneshot::Sender<()>>>>,
     refused: Mutex<BTreeMap<&'static str, u64>>,
     draining: watch::Sender<bool>,
     events: Notify,
@@ -45,8 +49,6 @@ pub struct Hub {
 pub struct Live {
     /// Its epoch.
     pub epoch: u64,
-    /// The kernel's boot that it came from.
-    pub boot_id: BootId,
     /// The time of its last frame.
     pub last_frame: Mutex<Instant>,
     /// Free credits as last reported.
@@ -76,6 +78,12 @@ impl SessionEnd {
         Self { status: Some(status), reason: reason.token(), owns_node: true }
     }
 
+    /// The gateway may not route any more.
+    pub fn fenced() -> Self {
+        let message = "the gateway has lost its lease";
+        Self { owns_node: false, ..Self::told(Code::Aborted, Reason::GatewayFenced, message) }
+    }
+
     /// A newer session has the node.
     pub fn superseded() -> Self {
         let message = "a newer session of the same identity took over";
@@ -83,17 +91,22 @@ impl SessionEnd {
     }
 }
 
+impl From<Stray> for SessionEnd {
+    fn from(stray: Stray) -> Self {
+        match stray {
+            Stray::Superseded => Self::superseded(),
+            Stray::Fenced => Self::fenced(),
+        }
+    }
+}
+
 impl Live {
     /// A session that begins now, what it takes orders from, and how it hears of its end.
-    pub fn new(
-        epoch: u64,
-        boot_id: BootId,
-    ) -> (Arc<Self>, mpsc::Receiver<pb::GatewayFrame>, oneshot::Receiver<SessionEnd>) {
+    pub fn new(epoch: u64) -> (Arc<Self>, mpsc::Receiver<pb::GatewayFrame>, oneshot::Receiver<SessionEnd>) {
         let (orders, taken) = mpsc::channel(ORDERS);
         let (end, ended) = oneshot::channel();
         let live = Self {
             epoch,
-            boot_id,
             last_frame: Mutex::new(Instant::now()),
             free_credits: Mutex::default(),
             poke: Notify::new(),
@@ -117,7 +130,15 @@ impl Live {
 }
 
 impl Hub {
-    pub(super) fn new(settings: Settings, store: Store, ca: Ca, clock: Arc<dyn Clock>, rng: StdRng) -> Self {
+    pub(super) fn new(
+        settings: Settings,
+        store: Store,
+        ca: Ca,
+        tls: Arc<rustls::ServerConfig>,
+        grant: Grant,
+        clock: Arc<dyn Clock>,
+        rng: StdRng,
+    ) -> Self {
         let limits = settings.limits;
         Self {
             bucket: Mutex::new(Bucket::new(limits.rate, clock.boot())),
@@ -126,8 +147,10 @@ impl Hub {
             settings,
             store,
             ca,
+            tls,
             clock,
             rng: Mutex::new(rng),
+            grant: Mutex::new(Some(grant)),
             live: Mutex::default(),
             waiting: Mutex::default(),
             refused: Mutex::default(),
@@ -139,6 +162,30 @@ impl Hub {
     /// The control plane's clock.
     pub fn now(&self) -> ServerTime {
         ServerTime(self.clock.wall_ms())
+    }
+
+    /// The clock that no operator sets.
+    pub fn boot(&self) -> Duration {
+        self.clock.boot()
+    }
+
+    /// The lease was granted or renewed, or (absent) is lost.
+    pub fn set_grant(&self, grant: Option<Grant>) {
+        *lock(&self.grant) = grant;
+    }
+
+    /// The lease, while it may be routed under.
+    pub fn lease(&self) -> Option<Lease> {
+        lock(&self.grant).as_ref()?.valid(self.boot()).cloned()
+    }
+
+    /// The lease that a new session is opened under.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn need_lease(&self) -> Result<Lease, Status> {
+        let missing = "the gateway holds no lease";
+        self.lease().ok_or_else(|| self.refuse(Code::Unavailable, Reason::NotStarted, missing, None))
     }
 
     /// Randomness, seeded once.
@@ -160,8 +207,9 @@ impl Hub {
     /// Takes the token that an open or a join costs.
     ///
     /// # Errors
-    /// Draining, or too many at once.
+    /// Draining, without a lease, or too many at once.
     pub fn admit(&self) -> Result<(), Status> {
+        self.need_lease()?;
         if self.is_draining() {
             return Err(self.refuse(Code::Unavailable, Reason::Draining, "the gateway is draining", None));
         }

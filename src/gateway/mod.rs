@@ -2,7 +2,8 @@
 //! their own yet. It imports the words and the wire, never the agent, and shares no memory with one.
 //!
 //! Tasks: the accept loop hands TLS connections to tonic; each session is a task ([`session`]) over one bounded
-//! queue to its node; one loop sweeps expired commands and flushes last-seen times; one serves the control socket.
+//! queue to its node; one loop sweeps expired commands and flushes last-seen times; one serves the control socket;
+//! one keeps the gateway's [`lease`]; one hears what other gateways of the store have written ([`neighbours`]).
 //! All durable state is the [`store`]'s, whose thread commits for everybody; what is in [`hub`] the next Hellos
 //! rebuild. Order: a command is marked before it is sent, a result is stored before it is acked, per session frames
 //! are handled in the order in which they came.
@@ -15,13 +16,16 @@ pub mod control;
 mod credits;
 mod hello;
 mod hub;
+mod lease;
 mod lies;
+mod neighbours;
 mod node_events;
 mod peer;
 mod service;
 mod session;
 mod state_dir;
 mod store;
+mod task;
 mod ticket;
 mod tls;
 mod update;
@@ -35,8 +39,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rand::SeedableRng;
 use rand::rngs::StdRng;
+use rand::{RngCore, SeedableRng};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
@@ -46,15 +50,19 @@ pub use admission::Limits;
 pub use lies::Lies;
 pub use state_dir::CONTROL_SOCKET;
 
+use crate::blocking;
 use crate::clock::Clock;
 use crate::model::limits::FRAME_BYTES;
-use crate::model::{Lane, Reason, ServerTime};
+use crate::model::{Digest, Lane, Reason, ServerTime};
+use crate::ports::ByteStream;
 use crate::wire::link::Endpoint;
 use crate::wire::pb;
 use crate::wire::version::Range;
 use hub::{Hub, SessionEnd};
+use lease::Grant;
 use service::Service;
-use store::Store;
+use store::{Lease, Store};
+use task::Task;
 
 /// Expired commands are looked for this often.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -78,6 +86,8 @@ const STOP: Duration = Duration::from_secs(3);
 pub struct Options {
     /// Its directory; made 0700 when missing.
     pub state: PathBuf,
+    /// The directory of the store and the CA, which several gateways may share; absent: its own directory.
+    pub store: Option<PathBuf>,
     /// Where it listens; port 0 is any free one.
     pub listen: SocketAddr,
     /// The deployment's name.
@@ -88,6 +98,8 @@ pub struct Options {
     pub heartbeat_interval: Duration,
     /// Told to nodes.
     pub lane_credits: BTreeMap<Lane, u32>,
+    /// The lease holds this long after a renewal; the gateways of a store have the same.
+    pub lease_life: Duration,
     /// Node certificates hold this long.
     pub certificate_life: Duration,
     /// Admission.
@@ -107,11 +119,13 @@ impl Options {
     pub fn new(state: PathBuf, listen: SocketAddr) -> Self {
         Self {
             state,
+            store: None,
             listen,
             trust_domain: "lab.example".into(),
             endpoints: Vec::new(),
             heartbeat_interval: Duration::from_secs(10),
-            lane_credits: BTreeMap::from([(Lane::Control, 8), (Lane::Work, 16), (Lane::Bulk, 2)]),
+            lane_credits: lane_credits(),
+            lease_life: Duration::from_secs(20),
             certificate_life: Duration::from_secs(24 * 3600),
             limits: Limits::default(),
             protocol: Range::OWN,
@@ -122,6 +136,11 @@ impl Options {
     }
 }
 
+/// Credits of a node, where none are asked for.
+pub fn lane_credits() -> BTreeMap<Lane, u32> {
+    BTreeMap::from([(Lane::Control, 8), (Lane::Work, 16), (Lane::Bulk, 2)])
+}
+
 /// Options with what only a running gateway knows.
 struct Settings {
     gateway_id: String,
@@ -129,6 +148,7 @@ struct Settings {
     endpoints: Vec<String>,
     heartbeat_interval: Duration,
     lane_credits: BTreeMap<Lane, u32>,
+    lease_life: Duration,
     certificate_life: Duration,
     limits: Limits,
     protocol: Range,
@@ -160,6 +180,11 @@ pub enum GatewayError {
     /// The control socket cannot be made.
     #[error("cannot listen on the control socket {0} (its path may have at most 107 bytes)")]
     Control(PathBuf, #[source] std::io::Error),
+    /// Another process has this gateway's id.
+    #[error(
+        "another process has taken the lease of gateway {0}; a directory of a gateway must not be copied"
+    )]
+    Replaced(Arc<str>),
     /// The server ended by itself.
     #[error("the gateway's server failed")]
     Serve(#[from] tonic::transport::Error),
@@ -193,79 +218,196 @@ pub async fn run(
     ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
 ) -> Result<(), GatewayError> {
-    let now = ServerTime(clock.wall_ms());
-    let state = options.state.clone();
-    let (held, store, ca) = blocking(move || open_state(&state, now)).await?;
+    let Opened { held, store, ca } = open_state(&options, &clock, store::Mode::Thread).await?;
     let listener = TcpListener::bind(options.listen).await;
     let listener = listener.map_err(|error| GatewayError::Listen(options.listen, error))?;
     let address = listener.local_addr().map_err(|error| GatewayError::Listen(options.listen, error))?;
+    let control_path = options.state.join(CONTROL_SOCKET);
+    let control =
+        held.control_socket().map_err(|error| GatewayError::Control(control_path.clone(), error))?;
+    let (hub, keeping) = prepare(options, address, (store, ca), clock).await?;
+    ready(Ready { address, control: control_path, endpoints: hub.settings.endpoints.clone() });
+    let controlling = control::serve(hub.clone(), control);
+    let result = serve(hub, listener, controlling, keeping, stop).await;
+    drop(held);
+    result
+}
+
+/// Runs a gateway for ever in this very thread: connections come from a channel, the store writes inline, and there is
+/// no socket. Dropping the future ends it as a kill would, but for what goes on in connections: those are the caller's
+/// to cut.
+///
+/// # Errors
+/// See [`GatewayError`].
+pub async fn run_in_memory(
+    options: Options,
+    clock: Arc<dyn Clock>,
+    connections: mpsc::Receiver<ByteStream>,
+    ready: impl FnOnce(Local),
+) -> Result<(), GatewayError> {
+    let Opened { held, store, ca } = open_state(&options, &clock, store::Mode::Inline).await?;
+    let address = options.listen;
+    let (hub, keeping) = prepare(options, address, (store, ca), clock).await?;
+    ready(Local(hub.clone()));
+    let result = serve(hub, connections, std::future::pending(), keeping, std::future::pending()).await;
+    drop(held);
+    result
+}
+
+/// A gateway in this process, asked without its control socket.
+#[derive(Clone)]
+pub struct Local(Arc<Hub>);
+
+impl Local {
+    /// Asks as over the control socket.
+    pub async fn ask(&self, request: control::Request) -> control::Response {
+        control::answer(&self.0, request).await
+    }
+
+    /// Nothing is written any more: a killed gateway's sessions end without a trace of it.
+    pub fn close_store(&self) {
+        if let Some(inline) = self.0.store.inline() {
+            inline.close();
+        }
+    }
+
+    /// Its store does nothing for so long.
+    pub fn hold_store(&self, time: Duration) {
+        if let Some(inline) = self.0.store.inline() {
+            inline.hold(time);
+        }
+    }
+}
+
+/// Everything before the first connection.
+async fn prepare(
+    options: Options,
+    address: SocketAddr,
+    (store, ca): (Store, ca::Ca),
+    clock: Arc<dyn Clock>,
+) -> Result<(Arc<Hub>, Keeping), GatewayError> {
+    let now = ServerTime(clock.wall_ms());
     let endpoints = match options.endpoints.as_slice() {
         [] => vec![Endpoint { host: address.ip().to_string(), port: address.port() }],
         named => named.to_vec(),
     };
-    let mut rng = options.seed.map_or_else(StdRng::from_os_rng, StdRng::seed_from_u64);
     let hosts: Vec<String> = endpoints.iter().map(|endpoint| endpoint.host.clone()).collect();
+    let endpoints: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
+    let asked = clock.boot();
+    let lease = store.take_lease(&endpoints, options.lease_life, None, "gateway-restarted").await?;
+    let lease = lease.ok_or_else(|| GatewayError::Replaced(store.gateway().clone()))?;
+    let mut rng = randomness(options.seed, &lease);
     let (chain, key) = ca.serving(&hosts, now, &mut rng)?;
-    let tls = Arc::new(tls::server_config(chain, key, ca.certificate())?);
+    let tls = Arc::new(tls::server_config(chain, key, ca.certificate(), clock.clone())?);
 
-    store.nobody_connected(now).await?;
-    let fresh = format!("g-{:016x}", rand::RngCore::next_u64(&mut rng));
     let settings = Settings {
-        gateway_id: store.kept("gateway_id", fresh).await?,
-        endpoints: endpoints.iter().map(ToString::to_string).collect(),
+        gateway_id: store.gateway().to_string(),
+        endpoints,
         trust_domain: options.trust_domain,
         heartbeat_interval: options.heartbeat_interval.clamp(HEARTBEAT.0, HEARTBEAT.1),
         lane_credits: options.lane_credits,
+        lease_life: options.lease_life,
         certificate_life: options.certificate_life,
         limits: options.limits,
         protocol: options.protocol,
         upgrade_only: options.upgrade_only,
         lies: options.lies,
     };
-    let hub = Arc::new(Hub::new(settings, store, ca, clock, rng));
-    let control_path = options.state.join(CONTROL_SOCKET);
-    let control =
-        held.control_socket().map_err(|error| GatewayError::Control(control_path.clone(), error))?;
-    ready(Ready { address, control: control_path, endpoints: hub.settings.endpoints.clone() });
-    let result = serve(hub, listener, tls, control, stop).await;
-    drop(held);
-    result
+    let last_notice = store.last_notice().await?;
+    let grant = Grant::new(lease, asked, options.lease_life);
+    let hub = Hub::new(settings, store, ca, tls, grant.clone(), clock, rng);
+    Ok((Arc::new(hub), Keeping { grant, last_notice }))
 }
 
-fn open_state(
-    state: &std::path::Path,
-    now: ServerTime,
-) -> Result<(state_dir::Held, Store, ca::Ca), GatewayError> {
-    let held = state_dir::Held::take(state)?;
-    let store = Store::open(&state.join("gateway.db"))?;
-    let ca = ca::Ca::open(&state.join("ca"), now)?;
-    Ok((held, store, ca))
+/// Each grant of each gateway draws numbers of its own, also where one seed is given to all of them: a node id or a
+/// serial must not come twice.
+fn randomness(seed: Option<u64>, lease: &Lease) -> StdRng {
+    match seed {
+        Some(seed) => StdRng::from_seed(Digest::of(format!("{seed} {lease:?}").as_bytes()).0),
+        None => StdRng::from_os_rng(),
+    }
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(value) => value,
+/// Where a gateway's files lie.
+struct Directories {
+    state: PathBuf,
+    store: PathBuf,
+    fresh_id: String,
+}
+
+/// What lies there, opened.
+struct Opened {
+    held: state_dir::Held,
+    store: Store,
+    ca: ca::Ca,
+}
+
+impl Directories {
+    fn of(options: &Options) -> Self {
+        let number = match options.seed {
+            // The name tells gateways of one seed apart; where they lie may differ from run to run.
+            Some(seed) => {
+                let name = options.state.file_name().unwrap_or_default().to_string_lossy();
+                Digest::of(format!("{seed} {name}").as_bytes()).hex()
+            }
+            None => format!("{:016x}", StdRng::from_os_rng().next_u64()),
+        };
+        Self {
+            state: options.state.clone(),
+            store: options.store.clone().unwrap_or_else(|| options.state.clone()),
+            fresh_id: format!("g-{}", &number[..16]),
+        }
+    }
+
+    /// Blocks.
+    fn open(self, clock: Arc<dyn Clock>, mode: store::Mode, now: ServerTime) -> Result<Opened, GatewayError> {
+        let held = state_dir::Held::take(&self.state)?;
+        let id = held.id(&self.fresh_id)?;
+        let opening = state_dir::Opening::wait(&self.store)?;
+        let store = Store::open(&self.store.join("gateway.db"), mode, id.into(), clock)?;
+        let ca = ca::Ca::open(&self.store.join("ca"), now)?;
+        drop(opening);
+        Ok(Opened { held, store, ca })
+    }
+}
+
+/// What the loops beside the sessions begin with.
+struct Keeping {
+    grant: Grant,
+    last_notice: u64,
+}
+
+async fn open_state(
+    options: &Options,
+    clock: &Arc<dyn Clock>,
+    mode: store::Mode,
+) -> Result<Opened, GatewayError> {
+    let (directories, judge, now) = (Directories::of(options), clock.clone(), ServerTime(clock.wall_ms()));
+    match blocking::run(move || directories.open(judge, mode, now)).await {
+        Ok(opened) => opened,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
 }
 
 async fn serve(
     hub: Arc<Hub>,
-    listener: TcpListener,
-    tls: Arc<rustls::ServerConfig>,
-    control: tokio::net::UnixListener,
+    listener: impl tls::Listener,
+    controlling: impl Future<Output = ()> + Send + 'static,
+    keeping: Keeping,
     stop: impl Future<Output = ()>,
 ) -> Result<(), GatewayError> {
     let (connections, incoming) = mpsc::channel(CONNECTIONS);
-    let accepting = tokio::spawn(tls::accept(listener, tls, connections));
-    let controlling = tokio::spawn(control::serve(hub.clone(), control));
-    let keeping = tokio::spawn(keep_house(hub.clone()));
+    let accepting = Task::spawn(tls::accept(listener, hub.tls.clone(), connections));
+    let controlling = Task::spawn(controlling);
+    let housekeeping = Task::spawn(keep_house(hub.clone()));
+    let listening = Task::spawn(neighbours::listen(hub.clone(), keeping.last_notice));
+    let mut leasing = Task::spawn(lease::keep(hub.clone(), keeping.grant));
     let service = Service(hub.clone());
     let node = pb::node_server::NodeServer::new(service.clone()).max_decoding_message_size(FRAME_BYTES);
     let enrollment =
         pb::enrollment_server::EnrollmentServer::new(service).max_decoding_message_size(FRAME_BYTES);
     let (close, closed) = oneshot::channel::<()>();
-    let mut server = tokio::spawn(
+    let mut server = Task::spawn(
         tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(KEEP_ALIVE))
             .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
@@ -283,13 +425,13 @@ async fn serve(
     };
     let mut result = Ok(());
     tokio::select! {
+        biased;
         () = stop => {}
         () = failed => result = Err(store::StoreError::Closed.into()),
+        _ = &mut leasing => result = Err(GatewayError::Replaced(hub.store.gateway().clone())),
         ended = &mut server => result = ended.unwrap_or(Ok(())).map_err(GatewayError::from),
     }
-    accepting.abort();
-    controlling.abort();
-    keeping.abort();
+    drop((accepting, controlling, housekeeping, listening));
     hub.set_draining(true);
     for (_, live) in hub.sessions() {
         live.end(SessionEnd::told(Code::Unavailable, Reason::Draining, "the gateway is stopping"));
@@ -297,21 +439,44 @@ async fn serve(
     let _ = close.send(());
     if !server.is_finished() {
         let _ = tokio::time::timeout(STOP, &mut server).await;
-        server.abort();
     }
-    flush(&hub).await;
+    drop(server);
+    drop(leasing);
+    // A store that others hold must not hold up the end; the lease then runs out by itself.
+    if tokio::time::timeout(STOP, leave(&hub)).await.is_err() {
+        tracing::warn!("the store could not be told of the gateway's stop");
+    }
     result
 }
 
-/// Sweeps expired commands and flushes what is kept in memory.
+/// The last writes of a gateway that stops.
+async fn leave(hub: &Hub) {
+    flush(hub).await;
+    if let Some(lease) = hub.lease()
+        && let Err(error) = hub.store.give_lease_back(lease).await
+    {
+        tracing::error!(error = %session::chain(&error), "the lease was not given back");
+    }
+}
+
+/// Sweeps expired commands, lost gateways and silent nodes, and flushes what is kept in memory.
 async fn keep_house(hub: Arc<Hub>) {
     let mut sweep = tokio::time::interval(SWEEP);
     let mut until_flush = FLUSH;
     loop {
         sweep.tick().await;
-        match hub.store.expire(hub.now()).await {
+        let store = &hub.store;
+        // Together they share a transaction.
+        let (expired, lost, silent) =
+            tokio::join!(store.expire(hub.now()), store.end_leases(), store.judge_silence());
+        match expired {
             Ok(ended) => hub.commands_ended(&ended),
             Err(error) => tracing::error!(error = %session::chain(&error), "the expiry sweep failed"),
+        }
+        match lost.and_then(|lost| Ok(lost || silent? > 0)) {
+            Ok(true) => hub.event_added(),
+            Ok(false) => {}
+            Err(error) => tracing::error!(error = %session::chain(&error), "the liveness sweep failed"),
         }
         until_flush = until_flush.saturating_sub(SWEEP);
         if until_flush.is_zero() {
@@ -323,17 +488,30 @@ async fn keep_house(hub: Arc<Hub>) {
 }
 
 async fn flush(hub: &Hub) {
+    let stored = async {
+        let refused = hub.take_refused();
+        if !refused.is_empty() {
+            hub.store.count_refusals(refused).await?;
+        }
+        flush_seen(hub).await
+    };
+    if let Err(error) = stored.await {
+        tracing::error!(error = %session::chain(&error), "last-seen times were not flushed");
+    }
+}
+
+async fn flush_seen(hub: &Hub) -> Result<(), store::StoreError> {
+    let Some(lease) = hub.lease() else { return Ok(()) };
     let now = hub.now();
     let seen = hub.sessions().into_iter().map(|(node, live)| {
         let credits = serde_json::to_string(&*hub::lock(&live.free_credits)).unwrap_or_default();
         (node, live.epoch, now.minus(live.silent_for()), credits)
     });
-    let refused = hub.take_refused();
-    let stored = match hub.store.seen(seen.collect()).await {
-        Ok(()) if !refused.is_empty() => hub.store.count_refusals(refused).await,
-        other => other,
-    };
-    if let Err(error) = stored {
-        tracing::error!(error = %session::chain(&error), "last-seen times were not flushed");
+    // The end of the lease is its keeper's to act on.
+    for node in hub.store.seen(lease, seen.collect()).await?.unwrap_or_default() {
+        if let Some(live) = hub.session(&node) {
+            live.end(SessionEnd::superseded());
+        }
     }
+    Ok(())
 }

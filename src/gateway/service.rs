@@ -5,15 +5,15 @@ use std::sync::Arc;
 use futures_util::stream::BoxStream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::ca::Csr;
 use super::hello::{self, Checked};
-use super::hub::{Hub, Live};
+use super::hub::{Hub, Live, SessionEnd};
 use super::peer::Peer;
 use super::session::{self, Begun, Opening, Outgoing, chain};
-use super::store::{HelloRefusal, JoinRefusal, JoinTry, Joined, StoreError};
+use super::store::{HelloRefusal, JoinRefusal, JoinTry, Joined, Route, StoreError};
+use super::tls::PeerLeaf;
 use crate::failpoint;
 use crate::model::limits::{ID_BYTES, JOIN_FACTS};
 use crate::model::{Digest, NodeId, Reason, Role};
@@ -28,9 +28,8 @@ impl Service {
     /// The certificate of the call, read.
     fn peer<T>(&self, request: &Request<T>) -> Result<Peer, Status> {
         let hub = &self.0;
-        let info = request.extensions().get::<TlsConnectInfo<TcpConnectInfo>>();
-        let certificates = info.and_then(TlsConnectInfo::peer_certs);
-        let leaf = certificates.as_ref().and_then(|certificates| certificates.first()).ok_or_else(|| {
+        let shown = request.extensions().get::<PeerLeaf>();
+        let leaf = shown.and_then(|shown| shown.0.as_ref()).ok_or_else(|| {
             let message = "the call needs a node certificate";
             hub.refuse(Code::Unauthenticated, Reason::CertificateMissing, message, None)
         })?;
@@ -65,13 +64,13 @@ impl Service {
             let message = "a newer session of the same identity took over";
             return Err(hub.refuse(Code::Aborted, Reason::Superseded, message, None));
         }
+        if hub.lease().as_ref() != Some(&begun.opening.route.lease) {
+            // The lease was lost while this Hello was on its way, and its end has not told it.
+            begun.live.end(SessionEnd::fenced());
+        }
         if hub.is_draining() {
             // The drain began while this Hello was on its way, and has not told it.
-            begun.live.end(super::SessionEnd::told(
-                Code::Unavailable,
-                Reason::Draining,
-                "the gateway is draining",
-            ));
+            begun.live.end(SessionEnd::told(Code::Unavailable, Reason::Draining, "the gateway is draining"));
         }
         tokio::spawn(session::run(hub, begun, inbound, out, place));
         Ok(frames)
@@ -89,12 +88,16 @@ impl Service {
 
     async fn transact(&self, checked: Checked, peer: &Peer) -> Result<Begun, Status> {
         let hub = &self.0;
-        let Checked { mut facts, proto, running } = checked;
-        facts.live_boot = hub.session(&facts.node).map(|live| live.boot_id.clone());
+        let Checked { facts, proto, running } = checked;
+        let lease = hub.need_lease()?;
         let (boot_id, journal_id) = (facts.boot_id.clone(), facts.journal_id.clone());
         let incarnation = facts.incarnation.clone();
-        let opened = hub.store.hello(facts).await.map_err(|error| self.internal(&error))?;
+        let opened = hub.store.hello(facts, lease.clone()).await.map_err(|error| self.internal(&error))?;
         let opened = opened.map_err(|refusal| match refusal {
+            HelloRefusal::Fenced => {
+                let message = "the gateway holds no lease";
+                hub.refuse(Code::Unavailable, Reason::NotStarted, message, None)
+            }
             HelloRefusal::UnknownNode => {
                 let message = "this gateway does not know the node; join again";
                 hub.refuse(Code::PermissionDenied, Reason::UnknownNode, message, None)
@@ -130,9 +133,9 @@ impl Service {
             opened.journal_changed,
             opened.boot_changed,
         );
-        let (live, orders, told) = Live::new(opened.epoch, boot_id);
+        let (live, orders, told) = Live::new(opened.epoch);
         let opening = Opening {
-            node: peer.node.clone(),
+            route: Route { node: peer.node.clone(), epoch: opened.epoch, lease },
             incarnation,
             not_after: peer.not_after,
             running,

@@ -19,10 +19,10 @@ use tonic::{Code, Status, Streaming};
 use super::credits::Credits;
 use super::hub::{Hub, Live, SessionEnd, lock};
 use super::node_events::Batch;
-use super::store::{Applied, Deliver, Effects, StoreError};
+use super::store::{Applied, Deliver, Effects, Route, StoreError, Stray};
 use super::update::Update;
 use crate::failpoint;
-use crate::model::{CommandId, Incarnation, Lane, NodeId, Reason, ServerTime};
+use crate::model::{CommandId, Incarnation, Lane, Reason, ServerTime};
 use crate::wire::pb::gateway_frame::Frame as Out;
 use crate::wire::pb::node_frame::Frame as In;
 use crate::wire::{pb, status};
@@ -42,8 +42,8 @@ const LAST_WORD: Duration = Duration::from_secs(1);
 
 /// What a session knows from its opening.
 pub struct Opening {
-    /// Who.
-    pub node: NodeId,
+    /// Whose session, and what it writes under.
+    pub route: Route,
     /// The daemon process.
     pub incarnation: Incarnation,
     /// End of the certificate.
@@ -82,7 +82,7 @@ pub async fn run(
     place: OwnedSemaphorePermit,
 ) {
     let Begun { live, opening, orders, mut told } = begun;
-    let node = opening.node.clone();
+    let route = opening.route.clone();
     let not_after = opening.not_after;
     let credits = Credits::new(hub.settings.lane_credits.clone());
     let mut session = Session {
@@ -104,13 +104,14 @@ pub async fn run(
         end = session.serve() => end,
     };
     drop(session);
-    hub.forget(&node, &live);
-    tracing::info!(%node, epoch = live.epoch, reason = end.reason, "session ended");
+    hub.forget(&route.node, &live);
+    tracing::info!(node = %route.node, epoch = live.epoch, reason = end.reason, "session ended");
     if end.owns_node {
-        match hub.store.disconnected(node.clone(), live.epoch, end.reason, hub.now()).await {
+        let last_seen = hub.now().minus(live.silent_for());
+        match hub.store.disconnected(route.clone(), last_seen, end.reason).await {
             Ok(true) => hub.event_added(),
             Ok(false) => {}
-            Err(error) => tracing::error!(%node, %error, "a disconnect was not written"),
+            Err(error) => tracing::error!(node = %route.node, %error, "a disconnect was not written"),
         }
     }
     if let Some(status) = end.status {
@@ -171,6 +172,12 @@ impl From<StoreError> for Ended {
     }
 }
 
+impl From<Stray> for Ended {
+    fn from(stray: Stray) -> Self {
+        Self(stray.into())
+    }
+}
+
 /// An error with its sources, in one line.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -201,11 +208,13 @@ impl Session {
         loop {
             let due = self.next_due.unwrap_or_else(|| Instant::now() + WATCH);
             tokio::select! {
+                // What is to be sent first: a node that never falls silent must not keep a cancellation back.
+                biased;
+                Some(order) = self.orders.recv() => self.order(order).await?,
                 frame = self.inbound.message() => match self.received(frame).await? {
                     None => {}
                     Some(end) => return Ok(end),
                 },
-                Some(order) = self.orders.recv() => self.order(order).await?,
                 () = self.live.poke.notified() => self.dispatch().await?,
                 () = tokio::time::sleep_until(due), if self.next_due.is_some() => self.dispatch().await?,
             }
@@ -268,7 +277,7 @@ impl Session {
     fn keep(&self, update: &pb::CommandUpdate, updates: &mut Vec<Update>) {
         match Update::read(update) {
             Ok(update) => updates.push(update),
-            Err(error) => tracing::warn!(node = %self.opening.node, %error, "an update was ignored"),
+            Err(error) => tracing::warn!(node = %self.opening.route.node, %error, "an update was ignored"),
         }
     }
 
@@ -279,7 +288,7 @@ impl Session {
         // A crash test counts updates, however many of them happen to share a transaction.
         let count = updates.len();
         (0..count).for_each(|_| failpoint::hit(failpoint::GATEWAY_UPDATE));
-        let (node, epoch, now) = (self.opening.node.clone(), self.live.epoch, self.hub.now());
+        let (node, epoch, now) = (self.opening.route.node.clone(), self.live.epoch, self.hub.now());
         let effects = self.hub.store.updates(node, epoch, updates, now).await?;
         (0..count).for_each(|_| failpoint::hit(failpoint::GATEWAY_STORED));
         self.account(&effects);
@@ -292,11 +301,11 @@ impl Session {
         let batch = match Batch::read(batch) {
             Ok(batch) => batch,
             Err(error) => {
-                tracing::warn!(node = %self.opening.node, %error, "a batch of events was ignored");
+                tracing::warn!(node = %self.opening.route.node, %error, "a batch of events was ignored");
                 return Ok(());
             }
         };
-        let (node, now) = (self.opening.node.clone(), self.hub.now());
+        let (node, now) = (self.opening.route.node.clone(), self.hub.now());
         let (journal, event_seq) = self.hub.store.take_node_events(node, batch, now).await?;
         let journal_id = journal.to_string();
         self.send(Out::Ack(pb::Ack { journal_id, event_seq, ..Default::default() })).await
@@ -326,9 +335,8 @@ impl Session {
     async fn first_heartbeat(&mut self) -> Result<(), Ended> {
         let running = std::mem::take(&mut self.opening.running);
         let connected = std::mem::take(&mut self.opening.connected);
-        let (node, epoch, now) = (self.opening.node.clone(), self.live.epoch, self.hub.now());
-        let first = self.hub.store.first_heartbeat(node, epoch, running, connected, now).await?;
-        let first = first.ok_or_else(|| Ended(SessionEnd::superseded()))?;
+        let route = self.opening.route.clone();
+        let first = self.hub.store.first_heartbeat(route, running, connected).await??;
         self.phase = Phase::Live;
         self.hub.event_added();
         self.hub.commands_ended(&first.ended);
@@ -347,13 +355,11 @@ impl Session {
             return Ok(());
         }
         let free: Vec<(Lane, u32)> = Lane::ALL.map(|lane| (lane, self.credits.free(lane))).into();
-        let (node, epoch, now) = (self.opening.node.clone(), self.live.epoch, self.hub.now());
-        let dispatched = self.hub.store.dispatch(node, epoch, free, now).await?;
-        let dispatched = dispatched.ok_or_else(|| Ended(SessionEnd::superseded()))?;
+        let dispatched = self.hub.store.dispatch(self.opening.route.clone(), free).await??;
         if !dispatched.out.is_empty() {
             failpoint::hit(failpoint::GATEWAY_DISPATCHED);
         }
-        self.next_due = dispatched.next_due.map(|due| Instant::now() + due.since(now));
+        self.next_due = dispatched.next_due.map(|due| Instant::now() + due);
         for deliver in dispatched.out {
             self.deliver(deliver).await?;
         }
@@ -391,11 +397,11 @@ impl Session {
     }
 
     async fn goodbye(&mut self, goodbye: &pb::Goodbye) -> Result<(), Ended> {
-        tracing::info!(node = %self.opening.node, intent = %goodbye.intent, reason = %goodbye.reason, "goodbye");
+        tracing::info!(node = %self.opening.route.node, intent = %goodbye.intent, reason = %goodbye.reason, "goodbye");
         self.phase = Phase::Leaving;
         if goodbye.intent != "closing" {
-            let (node, epoch) = (self.opening.node.clone(), self.live.epoch);
-            self.hub.store.out_of_placement(node, epoch, self.opening.incarnation.clone()).await?;
+            let route = self.opening.route.clone();
+            self.hub.store.out_of_placement(route, self.opening.incarnation.clone()).await?;
         }
         Ok(())
     }
@@ -409,7 +415,7 @@ impl Session {
         if !self.ignored_logged {
             self.ignored_logged = true;
             let known = frame.is_some();
-            tracing::info!(node = %self.opening.node, known, "a frame that has no use here yet is ignored");
+            tracing::info!(node = %self.opening.route.node, known, "a frame that has no use here yet is ignored");
         }
     }
 

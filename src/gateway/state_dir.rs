@@ -1,14 +1,22 @@
-//! The gateway's directory: 0700, one gateway at a time, and its control socket.
+//! The gateway's directories, each 0700: its own, which one process holds at a time, with its id and its control
+//! socket, and that of the store, which gateways beside each other open one after the other.
 
 use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use tokio::net::UnixListener;
 
+use super::ca::write_whole;
+
 /// The control socket's name in the directory.
 pub const CONTROL_SOCKET: &str = "control.sock";
+/// Another gateway that opens the store is waited for so long.
+const OPENING: Duration = Duration::from_secs(10);
+/// Between two looks at it.
+const TRY_AGAIN: Duration = Duration::from_millis(10);
 
 /// Why a directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +27,9 @@ pub enum StateError {
     /// Not ours alone.
     #[error("the gateway's directory {0} is open to others; close it with: chmod 700 {0}")]
     Open(PathBuf),
+    /// Another gateway is in the middle of opening it.
+    #[error("another gateway has been opening the store in {0} for {wait} s; look at that one first", wait = OPENING.as_secs())]
+    Opening(PathBuf),
     /// It cannot be used.
     #[error("cannot use the gateway's directory {path}")]
     Io {
@@ -42,34 +53,27 @@ impl Held {
     /// # Errors
     /// See [`StateError`].
     pub fn take(dir: &Path) -> Result<Self, StateError> {
-        let io = |path: &Path| {
-            let path = path.to_owned();
-            move |source| StateError::Io { path, source }
-        };
-        match std::fs::DirBuilder::new().mode(0o700).create(dir) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(io(dir)(error)),
-            _ => {}
+        make_closed(dir)?;
+        match lock(&dir.join("lock"))? {
+            Some(lock) => Ok(Self { dir: dir.to_owned(), _lock: lock }),
+            None => Err(StateError::Held(dir.to_owned())),
         }
-        let found = std::fs::symlink_metadata(dir).map_err(io(dir))?;
-        if !found.is_dir() {
-            return Err(io(dir)(std::io::ErrorKind::NotADirectory.into()));
-        }
-        if found.permissions().mode() & 0o077 != 0 {
-            return Err(StateError::Open(dir.to_owned()));
-        }
-        let path = dir.join("lock");
-        let file = std::fs::OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .mode(0o600)
-            .custom_flags(OFlag::O_NOFOLLOW.bits())
-            .open(&path)
-            .map_err(io(&path))?;
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => Ok(Self { dir: dir.to_owned(), _lock: lock }),
-            Err((_, nix::errno::Errno::EWOULDBLOCK)) => Err(StateError::Held(dir.to_owned())),
-            Err((_, errno)) => Err(io(&path)(errno.into())),
+    }
+
+    /// The gateway's id: `fresh` at its first start, the same ever after. Blocks.
+    ///
+    /// # Errors
+    /// The file that keeps it cannot be read or made.
+    pub fn id(&self, fresh: &str) -> Result<String, StateError> {
+        let path = self.dir.join("id");
+        match std::fs::read_to_string(&path) {
+            Ok(id) if !id.trim().is_empty() => Ok(id.trim().to_owned()),
+            Ok(_) => Err(io(&path)(std::io::ErrorKind::InvalidData.into())),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                write_whole(&path, fresh.as_bytes()).map_err(io(&path))?;
+                Ok(fresh.to_owned())
+            }
+            Err(error) => Err(io(&path)(error)),
         }
     }
 
@@ -87,6 +91,72 @@ impl Held {
         let listener = UnixListener::bind(&path)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
         Ok(listener)
+    }
+}
+
+/// The turn to open a store: its schema and its CA are made by one process.
+#[derive(Debug)]
+pub struct Opening {
+    _lock: Flock<File>,
+}
+
+impl Opening {
+    /// Makes the directory when it is missing, and waits for the turn. Blocks.
+    ///
+    /// # Errors
+    /// See [`StateError`].
+    pub fn wait(dir: &Path) -> Result<Self, StateError> {
+        make_closed(dir)?;
+        let path = dir.join("store.lock");
+        let mut waited = Duration::ZERO;
+        loop {
+            if let Some(lock) = lock(&path)? {
+                return Ok(Self { _lock: lock });
+            }
+            if waited >= OPENING {
+                return Err(StateError::Opening(dir.to_owned()));
+            }
+            std::thread::sleep(TRY_AGAIN);
+            waited += TRY_AGAIN;
+        }
+    }
+}
+
+fn io(path: &Path) -> impl FnOnce(std::io::Error) -> StateError {
+    let path = path.to_owned();
+    move |source| StateError::Io { path, source }
+}
+
+/// Makes a directory that is nobody else's, or finds that it is.
+fn make_closed(dir: &Path) -> Result<(), StateError> {
+    match std::fs::DirBuilder::new().mode(0o700).create(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(io(dir)(error)),
+        _ => {}
+    }
+    let found = std::fs::symlink_metadata(dir).map_err(io(dir))?;
+    if !found.is_dir() {
+        return Err(io(dir)(std::io::ErrorKind::NotADirectory.into()));
+    }
+    if found.permissions().mode() & 0o077 != 0 {
+        return Err(StateError::Open(dir.to_owned()));
+    }
+    Ok(())
+}
+
+/// Takes a lock file, made when it is missing; absent: another has it.
+fn lock(path: &Path) -> Result<Option<Flock<File>>, StateError> {
+    let file = std::fs::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .custom_flags(OFlag::O_NOFOLLOW.bits())
+        .open(path)
+        .map_err(io(path))?;
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => Ok(Some(lock)),
+        Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
+        Err((_, errno)) => Err(io(path)(errno.into())),
     }
 }
 

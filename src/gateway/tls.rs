@@ -4,7 +4,10 @@
 //! and would find a dead connection without a reason; so an expired certificate gets in, and the service refuses it
 //! with a token.
 
+use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rustls::client::danger::HandshakeSignatureValid;
@@ -12,11 +15,18 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+use tonic::transport::server::Connected;
 use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::clock::Clock;
+use crate::model::ServerTime;
+use crate::ports::ByteStream;
+use crate::wire::tls::unix_time;
 
 /// A handshake takes at most this long.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -44,6 +54,7 @@ pub fn server_config(
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     node_ca: &CertificateDer<'static>,
+    clock: Arc<dyn Clock>,
 ) -> Result<rustls::ServerConfig, TlsError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = rustls::RootCertStore::empty();
@@ -51,7 +62,7 @@ pub fn server_config(
     let chained = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
         .allow_unauthenticated()
         .build()?;
-    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+    let mut config = rustls::ServerConfig::builder_with_details(provider, Arc::new(ControlPlaneTime(clock)))
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(Arc::new(ExpiredToo(chained)))
         .with_single_cert(chain, key)?;
@@ -59,6 +70,16 @@ pub fn server_config(
     config.send_tls13_tickets = 0;
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(config)
+}
+
+/// Certificates are judged by the control plane's clock, as everything else is.
+#[derive(Debug)]
+struct ControlPlaneTime(Arc<dyn Clock>);
+
+impl rustls::time_provider::TimeProvider for ControlPlaneTime {
+    fn current_time(&self) -> Option<UnixTime> {
+        Some(unix_time(ServerTime(self.0.wall_ms())))
+    }
 }
 
 /// Verifies a chain as of the leaf's last second when it has run out since. Verification stops at an expired
@@ -122,11 +143,79 @@ fn last_second(leaf: &CertificateDer<'_>) -> Option<UnixTime> {
     Some(UnixTime::since_unix_epoch(Duration::from_secs(seconds)))
 }
 
+/// Where connections come from.
+pub trait Listener: Send + 'static {
+    /// The next one, and whom it comes from for the log. Dropping the future loses none.
+    fn accept(&mut self) -> impl Future<Output = io::Result<(ByteStream, String)>> + Send;
+}
+
+impl Listener for TcpListener {
+    async fn accept(&mut self) -> io::Result<(ByteStream, String)> {
+        let (stream, peer) = Self::accept(self).await?;
+        let _ = stream.set_nodelay(true);
+        Ok((Box::new(stream), peer.to_string()))
+    }
+}
+
+impl Listener for mpsc::Receiver<ByteStream> {
+    async fn accept(&mut self) -> io::Result<(ByteStream, String)> {
+        match self.recv().await {
+            Some(stream) => Ok((stream, "memory".into())),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// A connection whose handshake is done.
+#[derive(Debug)]
+pub struct Accepted(TlsStream<ByteStream>);
+
+/// The certificate that the other end has shown, if any; with every call on the connection.
+#[derive(Debug, Clone)]
+pub struct PeerLeaf(pub Option<CertificateDer<'static>>);
+
+impl Connected for Accepted {
+    type ConnectInfo = PeerLeaf;
+
+    fn connect_info(&self) -> PeerLeaf {
+        let shown = self.0.get_ref().1.peer_certificates();
+        PeerLeaf(shown.and_then(|chain| chain.first()).map(|leaf| leaf.clone().into_owned()))
+    }
+}
+
+impl AsyncRead for Accepted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Accepted {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(context)
+    }
+}
+
 /// Accepts connections until `out` is closed; handshakes run beside each other, each within [`HANDSHAKE`].
 pub async fn accept(
-    listener: TcpListener,
+    mut listener: impl Listener,
     config: Arc<rustls::ServerConfig>,
-    out: mpsc::Sender<std::io::Result<TlsStream<TcpStream>>>,
+    out: mpsc::Sender<io::Result<Accepted>>,
 ) {
     let acceptor = TlsAcceptor::from(config);
     let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
@@ -135,7 +224,7 @@ pub async fn accept(
         let accepted = tokio::select! {
             biased;
             () = out.closed() => return,
-            accepted = listener.accept() => accepted,
+            accepted = Listener::accept(&mut listener) => accepted,
         };
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
@@ -147,10 +236,9 @@ pub async fn accept(
         };
         let (acceptor, out) = (acceptor.clone(), out.clone());
         tokio::spawn(async move {
-            let _ = stream.set_nodelay(true);
             match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
                 Ok(Ok(stream)) => {
-                    let _ = out.send(Ok(stream)).await;
+                    let _ = out.send(Ok(Accepted(stream))).await;
                 }
                 Ok(Err(error)) => tracing::debug!(%peer, %error, "a TLS handshake failed"),
                 Err(_) => tracing::debug!(%peer, "a TLS handshake took too long"),
@@ -165,7 +253,7 @@ mod tests {
     use super::*;
     use crate::gateway::ca::{Ca, Csr};
     use crate::gateway::store::Joined;
-    use crate::model::{NodeId, Role, ServerTime};
+    use crate::model::{NodeId, Role};
     use rand::SeedableRng;
 
     const DAY: Duration = Duration::from_secs(24 * 3600);

@@ -10,6 +10,7 @@ use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use tokio::sync::watch;
 
+use crate::blocking;
 use crate::clock;
 use crate::model::BootId;
 use crate::ports::{Reboot, RebootError};
@@ -99,7 +100,7 @@ impl Reboot for FakeReboot {
                 let text = format!("this build fakes hardware, and {VARIABLE} names no machine for it");
                 return Err(RebootError::Refused(text));
             };
-            let begun = tokio::task::spawn_blocking(move || machine.begin_boot()).await;
+            let begun = blocking::run(move || machine.begin_boot()).await;
             let begun = begun.unwrap_or_else(|error| Err(io::Error::other(error)));
             begun.map_err(|error| RebootError::Refused(error.to_string()))?;
             stop.send_replace(true);

@@ -3,3 +3,4 @@
 #[cfg(feature = "fakehw")]
 pub mod fake_machine;
 pub mod reboot;
+pub mod tcp;

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::Rng as _;
@@ -17,9 +18,11 @@ use super::accept::{Accepted, AnswerError, accept};
 use super::keys::{self, KeyError, NodeKey};
 use super::stored::{self, FileError, Pending, Stored as _, StoredIdentity};
 use super::ticket::Ticket;
+use crate::blocking;
 use crate::failpoint;
 use crate::journal;
 use crate::model::{Digest, Exit, JournalId, NodeId, Reason, ServerTime};
+use crate::ports::Connect;
 use crate::state_dir::{DirLock, StateDir, StateError};
 use crate::wire::link::{EndKind, Endpoint, LinkEnd};
 use crate::wire::version;
@@ -44,6 +47,8 @@ pub struct Options {
     pub journal: JournalOptions,
     /// Advisory facts of the machine, at most [`crate::model::limits::JOIN_FACTS`].
     pub facts: BTreeMap<String, String>,
+    /// The way to the gateway.
+    pub connect: Arc<dyn Connect>,
     /// For the waits and the journal's id. The key does not come from it.
     pub rng: StdRng,
 }
@@ -221,12 +226,13 @@ fn ticket_is_bad(reason: Reason) -> bool {
 /// See [`JoinError`]; the old state stays, and the same ticket can be used again.
 pub async fn join(mut options: Options, progress: impl FnMut(Retry<'_>)) -> Result<Joined, JoinError> {
     let (state, token) = (options.state.clone(), options.ticket.token.digest());
-    let prepared = tokio::task::spawn_blocking(move || prepare(&state, token)).await??;
+    let prepared = blocking::run(move || prepare(&state, token)).await??;
     let prepared = match prepared {
         Prepared::Done(joined) => return Ok(joined),
         Prepared::Key(prepared) => prepared,
     };
-    let call = call::Call::new(&options.ticket, prepared.key.signing_request()?, options.facts)?;
+    let call =
+        call::Call::new(&options.ticket, prepared.key.signing_request()?, options.facts, options.connect)?;
     let (endpoint, answer) = ask(
         &options.ticket.endpoints,
         options.patience,
@@ -240,7 +246,7 @@ pub async fn join(mut options: Options, progress: impl FnMut(Retry<'_>)) -> Resu
     failpoint::hit(failpoint::JOIN_ANSWERED);
     let journal_id = JournalId::random(&mut options.rng);
     let journal = options.journal;
-    tokio::task::spawn_blocking(move || install(&prepared, &accepted, &journal, journal_id)).await?
+    blocking::run(move || install(&prepared, &accepted, &journal, journal_id)).await?
 }
 
 enum Prepared {

@@ -17,15 +17,30 @@ use serde::{Deserialize, Serialize};
 use super::durable::Durable;
 use super::record::Running;
 use crate::failpoint;
-use crate::model::{BootId, CommandId, Digest, JournalId, ServerTime};
+use crate::model::{BootId, CommandId, Digest, JournalId, NodeId, ServerTime};
 use crate::write_fault::{self, Point};
 
 /// A record has ids of 128 bytes, a digest, a few numbers, and the paths of at most five control groups.
 const RECORD_BYTES: u64 = 32 << 10;
 
+/// Who starts a command.
+#[derive(Debug, Clone)]
+pub struct Starter {
+    /// This node.
+    pub node_id: NodeId,
+    /// The journal that knows the command as RUNNING.
+    pub journal_id: JournalId,
+    /// This boot.
+    pub boot_id: BootId,
+}
+
 /// What a record says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
+    /// The node that it is a command of: a state directory can have been another node's before. Absent in records of
+    /// builds that did not say, and taken for this node's.
+    #[serde(default)]
+    pub node_id: Option<NodeId>,
     /// The command.
     pub id: CommandId,
     /// SHA-256 of its payload.
@@ -116,20 +131,26 @@ pub(super) fn names_of(id: &CommandId, attempt: u32) -> [String; 2] {
 
 impl Record {
     /// The record of a command that is about to start, without its supervisor.
-    pub fn of(journal_id: &JournalId, running: &Durable<Running>) -> Self {
+    pub fn of(starter: &Starter, running: &Durable<Running>) -> Self {
         let command = running.command.command();
         Self {
+            node_id: Some(starter.node_id.clone()),
             id: command.header.id.clone(),
             body_sha256: command.body_sha256,
             kind: command.header.kind.clone(),
             attempt: running.attempt,
-            journal_id: journal_id.clone(),
+            journal_id: starter.journal_id.clone(),
             not_after: command.header.not_after,
             started: running.started,
             retry_safe: running.command.retry_safe(),
             supervisor: None,
-            boot_id: None,
+            boot_id: Some(starter.boot_id.clone()),
         }
+    }
+
+    /// Whether it is a command of another node.
+    pub(super) fn is_foreign(&self, node: &str) -> bool {
+        self.node_id.as_ref().is_some_and(|own| own.as_str() != node)
     }
 
     /// Its file's name, in the directory of the records and in that of the outcomes.
@@ -164,13 +185,8 @@ impl Begun {
     ///
     /// # Errors
     /// See [`BegunError`]; in any case the effect must not start now. After an `Io` it may be tried again.
-    pub fn create(
-        state: &Path,
-        journal_id: &JournalId,
-        boot_id: &BootId,
-        running: &Durable<Running>,
-    ) -> Result<Self, BegunError> {
-        Record { boot_id: Some(boot_id.clone()), ..Record::of(journal_id, running) }.create(state)
+    pub fn create(state: &Path, starter: &Starter, running: &Durable<Running>) -> Result<Self, BegunError> {
+        Record::of(starter, running).create(state)
     }
 
     /// Where the record lies.
@@ -230,13 +246,40 @@ pub(super) fn sync_dir(path: &Path) -> io::Result<()> {
 /// What lies in the directory.
 #[derive(Debug, Default)]
 pub(super) struct Records {
+    /// This node's.
     pub(super) whole: Vec<Record>,
+    /// Another node's: its commands are none of ours, whatever became of them.
+    pub(super) foreign: Vec<Record>,
     /// Cut short by a crash before their sync (so before any effect), or damaged: they still forbid a start.
     pub(super) unreadable: Vec<PathBuf>,
 }
 
-/// Reads every record.
-pub(super) fn read_all(state: &Path) -> io::Result<Records> {
+impl Records {
+    /// Says what is left alone; of another node's records one line a node, with the way to name them.
+    pub(super) fn tell(&self, state: &Path) {
+        for path in &self.unreadable {
+            tracing::warn!(path = %path.display(), "a begun record cannot be read; it stays and forbids its command");
+        }
+        for node in self.foreign_nodes() {
+            let records = self.foreign.iter().filter(|record| record.node_id.as_ref() == Some(node)).count();
+            let state = state.display();
+            tracing::warn!(
+                %node,
+                records,
+                "another node's commands began in this state directory, and nothing is told of them; move away, while \
+                 bcd is stopped, what this names: grep -lF '\"node_id\":\"{node}\"' {state}/begun/* {state}/outcome/*"
+            );
+        }
+    }
+
+    /// The other nodes.
+    pub(super) fn foreign_nodes(&self) -> BTreeSet<&NodeId> {
+        self.foreign.iter().filter_map(|record| record.node_id.as_ref()).collect()
+    }
+}
+
+/// Reads every record, for a node.
+pub(super) fn read_all(state: &Path, node: &str) -> io::Result<Records> {
     let mut records = Records::default();
     let entries = match std::fs::read_dir(dir(state)) {
         Ok(entries) => entries,
@@ -251,16 +294,18 @@ pub(super) fn read_all(state: &Path) -> io::Result<Records> {
         }
     }
     records.whole.extend(super::ended::without_begun(state)?);
+    records.foreign = records.whole.extract_if(.., |record| record.is_foreign(node)).collect();
     records.whole.sort_by(|a, b| (&a.id, a.attempt).cmp(&(&b.id, b.attempt)));
     Ok(records)
 }
 
-/// The journals that the records were made under. Blocks.
+/// The journals that the records were made under, another node's among them: its programs hold this host too. Blocks.
 ///
 /// # Errors
 /// The records cannot be read.
-pub fn journals(state: &Path) -> io::Result<BTreeSet<JournalId>> {
-    Ok(read_all(state)?.whole.into_iter().map(|record| record.journal_id).collect())
+pub fn journals(state: &Path, node: &NodeId) -> io::Result<BTreeSet<JournalId>> {
+    let Records { whole, foreign, .. } = read_all(state, node.as_str())?;
+    Ok(whole.into_iter().chain(foreign).map(|record| record.journal_id).collect())
 }
 
 fn read(path: &Path) -> io::Result<Option<Record>> {
@@ -287,7 +332,7 @@ pub(super) fn read_file(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> 
 /// Removes the records of a command up to this attempt, if there are any, and what its supervisor wrote.
 pub(super) fn remove(state: &Path, id: &CommandId, attempt: u32) -> io::Result<()> {
     for dir in [super::ended::dir(state), dir(state)] {
-        for name in names_of(id, attempt).into_iter().flat_map(|name| [format!(".{name}.tmp"), name]) {
+        for name in names_of(id, attempt) {
             match std::fs::remove_file(dir.join(name)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::begun;
 use super::inspect::{self, Counts};
 use super::rows;
+use super::schema;
 
 /// Problems told of each kind; more are counted by nobody.
 const EACH: u32 = 20;
@@ -81,7 +82,7 @@ fn damage(conn: &Connection) -> rusqlite::Result<Vec<String>> {
 
 /// Each row can be read, and agrees with its record.
 fn records(conn: &Connection, state: &Path, problems: &mut Vec<String>) -> rusqlite::Result<u64> {
-    let records = match begun::read_all(state) {
+    let records = match begun::read_all(state, &schema::head(conn)?.node_id) {
         Ok(records) => records,
         Err(error) => {
             problems.push(format!("the begun records cannot be read: {error}"));
@@ -90,6 +91,12 @@ fn records(conn: &Connection, state: &Path, problems: &mut Vec<String>) -> rusql
     };
     for path in &records.unreadable {
         problems.push(format!("a begun record cannot be read: {}", path.display()));
+    }
+    for node in records.foreign_nodes() {
+        problems.push(format!(
+            "there are begun records of another node, {node}: move them out of {}",
+            state.display()
+        ));
     }
     for record in &records.whole {
         match rows::find(conn, &record.id) {

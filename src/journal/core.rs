@@ -11,7 +11,7 @@ use rusqlite::Connection;
 use rusqlite::config::DbConfig;
 use tokio::sync::{oneshot, watch};
 
-use super::error::{WriteError, failed_sync, is_failed_sync, system_errno};
+use super::error::{WriteError, failed_sync, full_disk, is_failed_sync, system_errno};
 use super::events::{EventCounts, PendingEvents};
 use super::faults::{At, Faults};
 use super::lazy::Lazy;
@@ -93,6 +93,9 @@ pub(super) struct Core {
     /// Commands that an older incarnation left and no delivery has taken up.
     pub(super) left: Vec<CommandId>,
     pub(super) faults: Faults,
+    /// A batch was not written: what is lazy waits for a commit of its own, or for one that shows that the disk takes
+    /// writes again. Else it would make a batch that only reads into one that fails.
+    pub(super) lazy_alone: bool,
     /// Stamps events.
     pub(super) clock: Arc<dyn Clock>,
     /// The file that is open; absent where it is not the kernel's.
@@ -201,7 +204,8 @@ impl Core {
         }
         let before = self.counters.clone();
         let mut jobs: Vec<Tried> = jobs.into_iter().map(|job| (job, Ok(()))).collect();
-        let left = match self.transaction(&mut jobs, &lazy) {
+        let rides = jobs.is_empty() || !self.lazy_alone;
+        let left = match self.transaction(&mut jobs, rides.then_some(&lazy)) {
             Ok(lazy_written) => {
                 self.shared.publish(&self.counters);
                 if lazy_written && lazy.has_acks() {
@@ -210,6 +214,7 @@ impl Core {
                 if lazy_written { Lazy::default() } else { lazy }
             }
             Err(error) => {
+                self.lazy_alone = true;
                 self.counters = before;
                 self.roll_back();
                 let error = self.judge(&error);
@@ -225,10 +230,13 @@ impl Core {
     }
 
     /// Whether the lazy writes are in the transaction that was committed.
-    fn transaction(&mut self, jobs: &mut [Tried], lazy: &Lazy) -> rusqlite::Result<bool> {
+    fn transaction(&mut self, jobs: &mut [Tried], lazy: Option<&Lazy>) -> rusqlite::Result<bool> {
         let changes = self.conn.total_changes();
         self.execute("BEGIN IMMEDIATE")?;
-        let lazy_written = self.in_savepoint(|core| lazy.write(core))?.is_ok();
+        let lazy_written = match lazy {
+            Some(lazy) => self.in_savepoint(|core| lazy.write(core))?.is_ok(),
+            None => false,
+        };
         for (job, written) in jobs {
             *written = self.in_savepoint(|core| job.run(core))?;
         }
@@ -236,6 +244,7 @@ impl Core {
         if self.conn.total_changes() > changes {
             self.shared.commits.fetch_add(1, Ordering::Relaxed);
             self.shared.troubles.clear(Source::Journal);
+            self.lazy_alone = false;
         }
         Ok(lazy_written)
     }
@@ -268,6 +277,7 @@ impl Core {
 
     fn commit(&mut self) -> rusqlite::Result<()> {
         self.faults.check(At::Commit)?;
+        write_fault::check(Point::JournalWrite, &self.db).map_err(|error| full_disk(&error))?;
         write_fault::check(Point::JournalSync, &self.db).map_err(|error| failed_sync(&error))?;
         self.execute("COMMIT")
     }

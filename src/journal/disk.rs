@@ -45,6 +45,12 @@ pub(super) trait Disk: std::fmt::Debug {
     /// Renames a file. Not durable before the directory is synced.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
+    /// Removes a file's name. Not durable before the directory is synced.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+
+    /// The names in a directory.
+    fn names(&self, dir: &Path) -> io::Result<Vec<String>>;
+
     /// Makes the entries of a directory durable.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
 
@@ -79,6 +85,16 @@ impl Disk for Kernel {
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         std::fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        std::fs::remove_file(path)
+    }
+
+    fn names(&self, dir: &Path) -> io::Result<Vec<String>> {
+        // A name that is not UTF-8 is none of ours.
+        let name = |entry: std::fs::DirEntry| entry.file_name().into_string().ok();
+        std::fs::read_dir(dir)?.filter_map(|entry| entry.map(name).transpose()).collect()
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use nix::errno::Errno;
-use rusqlite::ffi::{SQLITE_IOERR_DIR_FSYNC, SQLITE_IOERR_FSYNC, sqlite3_system_errno};
+use rusqlite::ffi::{SQLITE_FULL, SQLITE_IOERR_DIR_FSYNC, SQLITE_IOERR_FSYNC, sqlite3_system_errno};
 use rusqlite::{Connection, ErrorCode};
 
 use super::rescue::Failed;
@@ -55,7 +55,8 @@ pub enum OpenError {
     /// The journal of another node.
     #[error(
         "{path} is the journal of node {found}, and this is node {expected}; if this machine joined anew, move \
-         the old one aside with: mkdir {dir}/of-{found} && mv {path}* {dir}/of-{found}/", dir = dir_of(path)
+         all that is the old one's aside with: mkdir {dir}/of-{found} && mv {path}* {dir}/begun {dir}/outcome \
+         {dir}/of-{found}/", dir = dir_of(path)
     )]
     ForeignNode {
         /// The journal.
@@ -227,6 +228,11 @@ pub(super) fn system_errno(conn: &Connection, error: &rusqlite::Error) -> Option
 /// As SQLite tells of a sync that fails.
 pub(super) fn failed_sync(error: &io::Error) -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(SQLITE_IOERR_FSYNC), Some(error.to_string()))
+}
+
+/// As SQLite tells of a disk without room.
+pub(super) fn full_disk(error: &io::Error) -> rusqlite::Error {
+    rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(SQLITE_FULL), Some(error.to_string()))
 }
 
 /// What calls for moving the file aside, and nothing else does: a good file holds results that are owed.

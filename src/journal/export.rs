@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::begun::{self, Record};
 use super::inspect::{self, CommandLine, Snapshot};
 use super::rows;
+use super::schema;
 use crate::model::{CommandId, EventClass};
 
 /// Bytes of lines after which a page ends.
@@ -112,7 +113,7 @@ pub(super) fn page(conn: &Connection, db: &Path, state: &Path, cursor: &Cursor) 
             Some(last.map_or(Cursor::Begun(None), |last| Cursor::Commands(Some(last))))
         }
         Cursor::Begun(after) => Some(
-            records(state, after.as_ref(), &mut lines)?
+            records(conn, state, after.as_ref(), &mut lines)?
                 .map_or(Cursor::Events(0), |last| Cursor::Begun(Some(last))),
         ),
         Cursor::Events(after) => events(conn, *after, &mut lines)?.map(Cursor::Events),
@@ -172,12 +173,14 @@ fn events(conn: &Connection, after: u64, lines: &mut String) -> rusqlite::Result
 }
 
 fn records(
+    conn: &Connection,
     state: &Path,
     after: Option<&CommandId>,
     lines: &mut String,
 ) -> rusqlite::Result<Option<CommandId>> {
-    let records =
-        begun::read_all(state).map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))?;
+    let node = schema::head(conn)?.node_id;
+    let records = begun::read_all(state, &node)
+        .map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))?;
     if after.is_none() {
         for path in &records.unreadable {
             add(lines, &Line::UnreadableBegun { path })?;

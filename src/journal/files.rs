@@ -1,13 +1,16 @@
 //! What the journal does by hand to its files: modes from creation, no link followed, nothing deleted.
 
-use std::fs::DirBuilder;
-use std::io;
+use std::fs::{DirBuilder, File};
+use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::FallocateFlags;
 
 use super::begun::sync_dir;
 use super::disk::Disk;
 use super::error::OpenError;
+use crate::failpoint;
 
 /// What a corrupt journal is called; the time in seconds follows.
 const ASIDE: &str = "journal.db.corrupt-";
@@ -95,7 +98,10 @@ pub(super) fn prepare(disk: &dyn Disk, state: &Path, db: &Path, unix_s: i64) -> 
     }
     if wal_exists {
         // SQLite would apply it to the new file: rows of a journal that is gone, under a new journal's id.
-        let stray = state.join(format!("journal.db-wal.stray-{unix_s}"));
+        let stray = match half_moved(disk, state).map_err(io_error("list", state))? {
+            Some(aside) => wal_of(&aside),
+            None => state.join(format!("journal.db-wal.stray-{unix_s}")),
+        };
         disk.rename(&wal, &stray).map_err(io_error("move aside", &wal))?;
         disk.sync_dir(state).map_err(io_error("sync", state))?;
         tracing::warn!(kept = %stray.display(), "a write-ahead log without its journal was moved aside");
@@ -105,21 +111,36 @@ pub(super) fn prepare(disk: &dyn Disk, state: &Path, db: &Path, unix_s: i64) -> 
 }
 
 /// Moves a database that SQLite cannot read aside, with its log. Nothing is deleted but the oldest of more than three.
-pub(super) fn move_aside(state: &Path, db: &Path, unix_s: i64) -> Result<PathBuf, OpenError> {
+pub(super) fn move_aside(
+    disk: &dyn Disk,
+    state: &Path,
+    db: &Path,
+    unix_s: i64,
+) -> Result<PathBuf, OpenError> {
     // Behind every one that is there, should the clock have gone back: the oldest are told by their number.
-    let kept = kept_aside(state).map_err(io_error("list", state))?;
+    let kept = kept_aside(disk, state).map_err(io_error("list", state))?;
     let at = kept.first().map_or(unix_s, |(last, _)| unix_s.max(last + 1));
     let aside = state.join(format!("{ASIDE}{at}"));
     let wal = wal_of(db);
-    // The log first: a crash between the two leaves a database without its log, never a log for a new database.
-    if wal.symlink_metadata().is_ok() {
-        std::fs::rename(&wal, wal_of(&aside)).map_err(io_error("move aside", &wal))?;
-        sync_dir(state).map_err(io_error("sync", state))?;
+    // The database first. A crash between the two leaves a log alone, which `prepare` lays beside its database; the
+    // other way round it would leave a database without its log, perhaps one that opens and has forgotten commands.
+    disk.rename(db, &aside).map_err(io_error("move aside", db))?;
+    disk.sync_dir(state).map_err(io_error("sync", state))?;
+    failpoint::hit(failpoint::JOURNAL_HALF_ASIDE);
+    if disk.exists(&wal)? {
+        disk.rename(&wal, &wal_of(&aside)).map_err(io_error("move aside", &wal))?;
+        disk.sync_dir(state).map_err(io_error("sync", state))?;
     }
-    std::fs::rename(db, &aside).map_err(io_error("move aside", db))?;
-    sync_dir(state).map_err(io_error("sync", state))?;
-    forget_oldest(state).map_err(io_error("tidy", state))?;
+    forget_oldest(disk, state).map_err(io_error("tidy", state))?;
     Ok(aside)
+}
+
+/// The database that was moved aside last, where its log is not beside it.
+fn half_moved(disk: &dyn Disk, state: &Path) -> io::Result<Option<PathBuf>> {
+    let names = disk.names(state)?;
+    let last = kept_aside(disk, state)?.into_iter().next().map(|(_, aside)| aside);
+    let has_log = |aside: &Path| names.iter().any(|name| state.join(name) == wal_of(aside));
+    Ok(last.filter(|aside| !has_log(aside)))
 }
 
 /// Removes a journal that holds nothing, its log first.
@@ -132,27 +153,24 @@ pub(super) fn remove_rowless(state: &Path, db: &Path) -> Result<(), OpenError> {
     sync_dir(state).map_err(io_error("sync", state))
 }
 
-fn forget_oldest(state: &Path) -> io::Result<()> {
-    for (_, path) in kept_aside(state)?.into_iter().skip(KEPT) {
-        std::fs::remove_file(&path)?;
-        let wal = wal_of(&path);
-        if wal.symlink_metadata().is_ok() {
-            std::fs::remove_file(wal)?;
+/// Each log before its database: a database that is left by a crash in between is found again the next time.
+fn forget_oldest(disk: &dyn Disk, state: &Path) -> io::Result<()> {
+    for (_, path) in kept_aside(disk, state)?.into_iter().skip(KEPT) {
+        for file in [wal_of(&path), path] {
+            match disk.remove(&file) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
         }
     }
     Ok(())
 }
 
 /// Databases that were moved aside, the latest first.
-fn kept_aside(state: &Path) -> io::Result<Vec<(i64, PathBuf)>> {
-    let mut kept = Vec::new();
-    for entry in std::fs::read_dir(state)? {
-        let path = entry?.path();
-        let name = path.file_name().and_then(|name| name.to_str());
-        if let Some(at) = name.and_then(|name| name.strip_prefix(ASIDE)?.parse().ok()) {
-            kept.push((at, path));
-        }
-    }
+fn kept_aside(disk: &dyn Disk, state: &Path) -> io::Result<Vec<(i64, PathBuf)>> {
+    let at = |name: &str| name.strip_prefix(ASIDE)?.parse().ok();
+    let names = disk.names(state)?.into_iter();
+    let mut kept: Vec<_> = names.filter_map(|name| Some((at(&name)?, state.join(name)))).collect();
     kept.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
     Ok(kept)
 }
@@ -162,4 +180,23 @@ fn kept_aside(state: &Path) -> io::Result<Vec<(i64, PathBuf)>> {
 pub(super) fn grow_wal(disk: &dyn Disk, db: &Path, bytes: u64) -> Result<(), OpenError> {
     let wal = wal_of(db);
     disk.grow(&wal, bytes).map_err(io_error("grow", &wal))
+}
+
+/// Has the file system set `bytes` aside for a file from its beginning: a file with a hole would only look like it.
+pub(super) fn allocate(file: &File, bytes: u64) -> io::Result<()> {
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
+        Err(rustix::io::Errno::OPNOTSUPP) => fill(file, bytes),
+        allocated => Ok(allocated?),
+    }
+}
+
+fn fill(mut file: &File, bytes: u64) -> io::Result<()> {
+    let zeros = [0_u8; 64 << 10];
+    let mut left = bytes;
+    while left > 0 {
+        let piece = usize::try_from(left).unwrap_or(zeros.len()).min(zeros.len());
+        file.write_all(&zeros[..piece])?;
+        left -= piece as u64;
+    }
+    Ok(())
 }

@@ -82,6 +82,16 @@ impl Journal {
         answer.await.unwrap_or_else(|_| Err(WriteError::writer_gone()))
     }
 
+    /// Runs `jobs` in one batch, as the thread does with what waits together; on an inline journal.
+    #[cfg(test)]
+    pub(super) fn run_together(&self, jobs: Vec<Box<dyn super::core::Job>>) {
+        if let Writer::Inline(slot) = &*self.writer
+            && let Some((core, lazy)) = slot.lock().unwrap_or_else(PoisonError::into_inner).as_mut()
+        {
+            *lazy = core.run_batch(jobs, std::mem::take(lazy));
+        }
+    }
+
     /// Its id. An old copy is given a new one.
     pub fn id(&self) -> JournalId {
         self.shared.named().id.clone()
@@ -206,6 +216,20 @@ impl Journal {
     pub async fn expire_left(&self, signed: ServerTime) -> Result<Vec<Durable<Done>>, WriteError> {
         let ended = self.submit(move |core| ops::expire_left(core, signed)).await?;
         Ok(ended.into_iter().map(Durable::after_sync).collect())
+    }
+
+    /// Ends a command that an older incarnation left and no delivery took up, CANCELLED; for the outbox. Of one that has
+    /// ended its result, of one that is in flight or not known nothing.
+    ///
+    /// # Errors
+    /// Nothing was written.
+    pub async fn cancel_left(
+        &self,
+        id: CommandId,
+        now: Option<ServerTime>,
+    ) -> Result<Option<Durable<Done>>, WriteError> {
+        let done = self.submit(move |core| ops::cancel_left(core, &id, now)).await?;
+        Ok(done.map(Durable::after_sync))
     }
 
     /// Results were acked: tombstones ride on the next commit, within a second.

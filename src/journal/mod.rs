@@ -43,7 +43,7 @@ use std::path::PathBuf;
 
 pub use begun::{Begun, BegunError};
 pub use durable::Durable;
-pub use ended::Ended;
+pub use ended::{Ended, ReserveError};
 pub use error::{OpenError, WriteError};
 pub use events::{EventLimits, PendingEvents};
 pub use faults::{At, Faults};
@@ -113,6 +113,8 @@ pub struct Recovered {
     pub waiting: Vec<CommandId>,
     /// Commands that go on under this incarnation: somebody must wait for their ends.
     pub reattached: Vec<Durable<Reattached>>,
+    /// Begun records of another node, which are left alone.
+    pub foreign: usize,
     /// Results not yet acked.
     pub unacked: u64,
 }

@@ -119,7 +119,7 @@ impl Locked {
         let mut moved_aside = None;
         let conn = match first {
             Err(OpenError::Sqlite { source, .. }) if is_corrupt(&source) => {
-                let aside = files::move_aside(&state, &db, unix_s())?;
+                let aside = files::move_aside(ground.disk, &state, &db, unix_s())?;
                 tracing::error!(error = %source, kept = %aside.display(), "the journal is corrupt and was moved aside");
                 moved_aside = aside.file_name().map(|name| name.to_string_lossy().into_owned());
                 files::prepare(ground.disk, &state, &db, unix_s())?;
@@ -192,10 +192,8 @@ impl Locked {
     /// # Errors
     /// The records cannot be read.
     pub fn begun(&self) -> Result<Vec<Record>, OpenError> {
-        let records = begun::read_all(&self.state).map_err(|source| OpenError::Io {
-            action: "read the begun records in",
-            path: begun::dir(&self.state),
-            source,
+        let records = begun::read_all(&self.state, self.options.node_id.as_str()).map_err(|source| {
+            OpenError::Io { action: "read the begun records in", path: begun::dir(&self.state), source }
         })?;
         Ok(records.whole)
     }
@@ -228,14 +226,12 @@ impl Locked {
         left: &mut dyn FnMut(&Record) -> Left<Box<Outcome>>,
     ) -> Result<(Journal, Recovered), WriteError> {
         let signed = signed.max(self.head.signed);
-        let mode = self.options.mode;
+        let (mode, node) = (self.options.mode, self.options.node_id.clone());
         let moved_aside = self.moved_aside.clone();
         let mut core = self.into_core().map_err(|error| WriteError::of(&error, None))?;
-        let records = begun::read_all(&core.state)
+        let records = begun::read_all(&core.state, node.as_str())
             .map_err(|error| WriteError { why: crate::model::Reason::IoError, detail: error.to_string() })?;
-        for path in &records.unreadable {
-            tracing::warn!(path = %path.display(), "a begun record cannot be read; it stays and forbids its command");
-        }
+        records.tell(&core.state);
         let Settled { mut recovered, reattached } = core.run_one(|core| {
             if let Some(kept) = moved_aside {
                 events::add(core, NewEvent::new(EventType::JournalMovedAside, json!({ "kept": kept })))?;
@@ -244,6 +240,7 @@ impl Locked {
             events::add(core, started(core, &settled.recovered))?;
             Ok(settled)
         })?;
+        recovered.foreign = records.foreign.len();
         recovered.reattached = reattached.into_iter().map(Durable::after_sync).collect();
         core.left.clone_from(&recovered.waiting);
         core.forget_the_start();
@@ -275,6 +272,7 @@ impl Locked {
             last_seq,
             left: Vec::new(),
             faults: self.faults,
+            lazy_alone: false,
             clock: self.clock,
             open: self.open,
             _lock: self.lock,

@@ -15,7 +15,8 @@ use crate::admission::{self, Admitted, Context, Decision, JournalFacts, Known, K
 use crate::failpoint;
 use crate::model::limits::UNACKED_RESULTS;
 use crate::model::{
-    Answer, AnswerState, Command, CommandId, Done, EventType, NewEvent, Outcome, Reason, ServerTime, Terminal,
+    Answer, AnswerState, Command, CommandId, Done, Effect, EventType, NewEvent, Outcome, Reason, ServerTime,
+    Terminal,
 };
 use crate::wire::dsse::Verified;
 
@@ -286,6 +287,36 @@ pub(super) fn expire_left(core: &mut Core, signed: ServerTime) -> rusqlite::Resu
     // Ids that a failed commit brings back are found by the next start; until then they only wait longer.
     core.left = still_left.into_iter().chain(ended.iter().map(|done| done.id.clone())).collect();
     Ok(ended)
+}
+
+/// Ends a command that an older incarnation left and no delivery took up; gives the end of one that has ended, and
+/// nothing of one that is in flight or not known.
+pub(super) fn cancel_left(
+    core: &mut Core,
+    id: &CommandId,
+    now: Option<ServerTime>,
+) -> rusqlite::Result<Option<Done>> {
+    let Some(row) = rows::find(&core.conn, id)? else { return Ok(None) };
+    let unfinished = matches!(row.state, State::Accepted | State::Running);
+    if !unfinished || row.incarnation == core.incarnation.as_str() {
+        return rows::done_of(&core.conn, row);
+    }
+    // What a dead daemon had begun may have done something.
+    let (effect, message) = match row.attempt {
+        0 => (Effect::None, "cancelled before it started"),
+        _ => (Effect::Unknown, "cancelled while it waited to run again"),
+    };
+    let outcome = Outcome {
+        effect,
+        attempt: row.attempt,
+        started: row.started,
+        finished: now,
+        ..Outcome::not_run(Terminal::Cancelled, Reason::Cancelled, message)
+    };
+    let done = Done { id: id.clone(), body_sha256: row.body_sha256, outcome: outcome.clone() };
+    end(core, row, &outcome)?;
+    failpoint::hit(failpoint::DONE_WRITTEN);
+    Ok(Some(done))
 }
 
 /// The end of a command that was accepted and never begun.

@@ -5,16 +5,16 @@
 //! then they are given back to the file system, for the results that are owed. Until it stands again nothing is
 //! admitted, so that nothing new eats it.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write as _};
+use std::fs::OpenOptions;
+use std::io;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use nix::libc;
 use nix::sys::statvfs::{FsFlags, statvfs};
-use rustix::fs::FallocateFlags;
 
+use super::files;
 use super::trouble::Trouble;
 use crate::model::Reason;
 
@@ -38,7 +38,8 @@ pub const RESERVE_BYTES: u64 = 8 << 20;
 pub const LEAST_STATE_BYTES: u64 = 64 << 20;
 /// Budget that a new command must leave for those that are running: as the reserve.
 const IN_FLIGHT: u64 = RESERVE_BYTES;
-/// Free space below which no command is admitted, bytes: a begun record, a directory's block, some log.
+/// Free space below which no command is admitted, bytes: a begun record, the room of an outcome, a directory's block,
+/// some log.
 const LEAST_FREE: u64 = 1 << 20;
 /// Free inodes below which no command is admitted: a begun record, an outcome record, temporary files.
 const LEAST_INODES: u64 = 16;
@@ -193,29 +194,13 @@ fn allocate(path: &Path, bytes: u64) -> io::Result<()> {
         .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
         .open(path)?;
-    // What the file system allocates is there when it is needed; a file with a hole would only look like it.
-    match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::OPNOTSUPP) => fill(&file, bytes)?,
-        Err(errno) => {
-            let _ = file.set_len(0);
-            return Err(errno.into());
-        }
+    if let Err(error) = files::allocate(&file, bytes) {
+        let _ = file.set_len(0);
+        return Err(error);
     }
     // A configuration may have made it smaller.
     file.set_len(bytes)?;
     file.sync_all()
-}
-
-fn fill(mut file: &File, bytes: u64) -> io::Result<()> {
-    let zeros = [0_u8; 64 << 10];
-    let mut left = bytes;
-    while left > 0 {
-        let piece = usize::try_from(left).unwrap_or(zeros.len()).min(zeros.len());
-        file.write_all(&zeros[..piece])?;
-        left -= piece as u64;
-    }
-    Ok(())
 }
 
 /// The state directory's own folders are one deep; what lies deeper is not bcd's, and counted no further.

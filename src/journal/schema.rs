@@ -140,6 +140,25 @@ pub(super) fn migrate(
     tx.commit()
 }
 
+/// Makes an empty file the journal that a release with the first `version` migrations would have made.
+#[cfg(test)]
+pub(super) fn create_old(
+    conn: &Connection,
+    version: usize,
+    node: &NodeId,
+    id: &JournalId,
+) -> rusqlite::Result<()> {
+    for step in &MIGRATIONS[..version] {
+        conn.execute_batch(step)?;
+    }
+    conn.execute(
+        "INSERT INTO journal (one, node_id, journal_id) VALUES (1, ?, ?)",
+        [node.as_str(), id.as_str()],
+    )?;
+    conn.pragma_update(None, "application_id", APPLICATION_ID)?;
+    conn.pragma_update(None, "user_version", version.to_string())
+}
+
 /// Reads the one row of `journal`.
 pub(super) fn head(conn: &Connection) -> rusqlite::Result<Head> {
     let sql =

@@ -113,7 +113,7 @@ reasons! {
     ExitStatus, "exit-status", Command, "the program ended with a status other than 0";
     Signal, "signal", Command, "a signal ended the program";
     TimeLimit, "time-limit", Command, "the program ran into its time limit and was ended";
-    OutOfMemory, "out-of-memory", Command, "the program ran into its memory limit and the kernel killed it";
+    OutOfMemory, "out-of-memory", Command, "the kernel killed the program for want of memory: its own limit's, or the host's";
     CouldNotStart, "could-not-start", Command, "the program could not be started; the message has the errno";
     Rebooted, "rebooted", Command, "the machine has a new boot since the command began";
     InventoryUnknown, "inventory-unknown", Command, "the node could not look at what it holds; that is not the same as empty";

@@ -8,8 +8,10 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
 use super::grpc_dialer;
+use crate::blocking;
 use crate::identity::{Identity, Mark, join_again};
 use crate::model::Exit;
+use crate::ports::Connect;
 use crate::session::{Credentials, Renewals, WorkingClock};
 use crate::wire::link::{Dialer, Endpoint};
 
@@ -35,6 +37,7 @@ pub(super) struct Renewal(Arc<Shared>);
 struct Shared {
     state: PathBuf,
     own_endpoints: Vec<Endpoint>,
+    connect: Arc<dyn Connect>,
     working: WorkingClock,
     /// The identity in use.
     current: watch::Sender<Identity>,
@@ -54,19 +57,20 @@ impl Renewal {
     pub(super) fn new(
         (state, used): (PathBuf, Mark),
         own_endpoints: Vec<Endpoint>,
+        connect: Arc<dyn Connect>,
         working: WorkingClock,
         current: watch::Sender<Identity>,
         ending: watch::Sender<Option<Exit>>,
     ) -> Self {
         let seen = Mutex::new(Seen { used, unusable: None });
-        Self(Arc::new(Shared { state, own_endpoints, working, current, ending, seen }))
+        Self(Arc::new(Shared { state, own_endpoints, connect, working, current, ending, seen }))
     }
 }
 
 impl Renewals for Renewal {
     fn look(&self) -> BoxFuture<'static, Option<Credentials>> {
         let shared = Arc::clone(&self.0);
-        async move { tokio::task::spawn_blocking(move || shared.look()).await.ok().flatten() }.boxed()
+        async move { blocking::run(move || shared.look()).await.ok().flatten() }.boxed()
     }
 }
 
@@ -108,7 +112,7 @@ impl Shared {
     }
 
     fn take(&self, identity: Identity) -> Result<Credentials, super::BuildError> {
-        let dialer = grpc_dialer(&identity, &self.working, &self.state)?;
+        let dialer = grpc_dialer(&identity, &self.working, &self.connect, &self.state)?;
         let credentials = credentials(&identity, &self.own_endpoints, &self.state, dialer);
         tracing::info!(
             generation = identity.generation,

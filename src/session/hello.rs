@@ -19,6 +19,8 @@ pub struct HelloFacts {
     pub incarnation: Incarnation,
     /// This build.
     pub daemon_version: String,
+    /// Versions that it says it speaks; a simulation has older builds among others.
+    pub protocol: Range,
 }
 
 /// The frame. `last_epoch` and the journal's own facts are read now.
@@ -37,8 +39,8 @@ pub(super) fn hello(
         incarnation: facts.incarnation.to_string(),
         journal_birth_ms: journal.birth().map_or(0, |birth| birth.0),
         daemon_version: facts.daemon_version.clone(),
-        proto_min: Range::OWN.min(),
-        proto_max: Range::OWN.max(),
+        proto_min: facts.protocol.min(),
+        proto_max: facts.protocol.max(),
         last_epoch: journal.last_epoch(),
         kinds: Kind::ALL.into_iter().map(|kind| kind.name().to_owned()).collect(),
         running_command_ids: running.iter().map(ToString::to_string).collect(),

@@ -1,36 +1,69 @@
 //! One agent: its files, its chance, its join and its start, through the code of `bcd join` and `bcd node`.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rand::SeedableRng as _;
 use rand::rngs::StdRng;
+use rand::{RngCore as _, SeedableRng as _};
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::task::JoinError as TaskError;
 use tokio::time::sleep;
 
-use super::seed;
+use super::cable::{Cable, Cabled, Weather};
+use super::surroundings::Surroundings;
+use super::{seed, skew};
+use crate::blocking;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::host::fake_machine::FakeMachine;
+use crate::host::tcp::Tcp;
 use crate::identity::join::{self, JoinError, JournalOptions};
 use crate::identity::{Ticket, TicketError};
+use crate::journal::inspect::{self, Counts, InspectError};
 use crate::journal::{Limits, OpenError};
-use crate::model::{Incarnation, NodeId};
+use crate::model::{Exit, Incarnation, NodeId};
 use crate::node::{BuildError, Node, Options};
+use crate::ports::Connect;
 use crate::wire::dsse::Policy;
+use crate::wire::link::{BadEndpoint, Endpoint};
 use crate::wire::tls::BUILD_TIME;
+use crate::wire::version::Range;
 
 /// An agent's journal is small: a thousand of them stand in one directory.
 const WAL_BYTES: u64 = 256 << 10;
 /// Longest trial of a join: the gateway admits 200 a second.
 const JOIN: Duration = Duration::from_secs(60);
-/// A killed agent's last write may still be under way when it starts again: its journal is then still held, as
-/// it would be by a process that the kernel has not buried yet.
-const HELD_TRIES: u32 = 100;
-const HELD_PAUSE: Duration = Duration::from_millis(50);
+/// What passes is tried again, as systemd does with a daemon that could not start.
+const TRIES: u32 = 600;
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A killed agent's last write may still be under way when it starts again: its journal is then still held, as it
+/// would be by a process that the kernel has not buried yet. And a disk may be full.
+fn is_passing(error: &BuildError) -> bool {
+    matches!(error, BuildError::Journal(OpenError::Held { .. })) || error.exit() == Exit::CannotWrite
+}
+
+/// The journal's database and its log.
+const JOURNAL: [&str; 2] = ["journal.db", "journal.db-wal"];
+
+/// What the agents of a run have in common.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Plan {
+    /// Their state directories stand here, by number.
+    pub homes: PathBuf,
+    /// Fixes their chance.
+    pub seed: u64,
+    /// Of a hundred so many are older builds.
+    pub skew: u8,
+    /// host:port of the gateways, instead of those that the ticket names; each agent begins with another one.
+    pub gateways: Vec<String>,
+    /// Their status sockets stand here, by number; absent: they have none.
+    pub run: Option<PathBuf>,
+}
 
 /// An agent that is not running.
 #[derive(Debug, Clone)]
@@ -39,8 +72,10 @@ pub struct Agent {
     pub index: usize,
     /// Whose boot it runs in.
     pub machine: FakeMachine,
+    /// What its lives have in common.
+    pub surroundings: Surroundings,
+    plan: Plan,
     state: PathBuf,
-    seed: u64,
 }
 
 /// Why an agent cannot join or start.
@@ -52,27 +87,53 @@ pub enum AgentError {
     /// The gateway's ticket cannot be read.
     #[error("the gateway's ticket")]
     Ticket(#[from] TicketError),
+    /// The gateway that is to be dialed has another form.
+    #[error("the gateway's address")]
+    Endpoint(#[source] BadEndpoint),
     /// It was refused, or nobody answered.
     #[error("join")]
     Join(#[from] JoinError),
     /// It cannot start.
     #[error("start")]
     Build(#[from] BuildError),
+    /// Its journal cannot be read.
+    #[error("read")]
+    Read(#[from] InspectError),
     /// Its task died.
     #[error("the task of an agent")]
     Task(#[from] TaskError),
 }
 
 impl Agent {
-    /// The agent of this number below `nodes`.
-    pub fn new(nodes: &Path, seed: u64, index: usize) -> Self {
-        let machine = FakeMachine::new(nodes.join(format!("{index}.boots")));
-        Self { index, machine, state: nodes.join(index.to_string()), seed }
+    /// The agent of this number.
+    pub fn new(plan: &Plan, index: usize, clock: Arc<dyn Clock>) -> Self {
+        let number = u64::try_from(index).unwrap_or(u64::MAX);
+        let state = plan.homes.join(index.to_string());
+        let cable = Cable::new(seed::stream(plan.seed, "cable", number).next_u64(), Weather::default());
+        Self {
+            index,
+            machine: FakeMachine::new(plan.homes.join(format!("{index}.boots"))),
+            surroundings: Surroundings::new(state.clone(), clock, cable),
+            plan: plan.clone(),
+            state,
+        }
+    }
+
+    fn connect(&self) -> Arc<dyn Connect> {
+        Arc::new(Cabled { connect: Arc::new(Tcp), cable: self.surroundings.cable() })
+    }
+
+    fn endpoints(&self) -> Result<Vec<Endpoint>, AgentError> {
+        let named: Result<Vec<Endpoint>, _> = self.plan.gateways.iter().map(|name| name.parse()).collect();
+        let mut endpoints = named.map_err(AgentError::Endpoint)?;
+        let first = self.index % endpoints.len().max(1);
+        endpoints.rotate_left(first);
+        Ok(endpoints)
     }
 
     /// The chance of its life, or of its join.
     pub fn stream(&self, part: &str) -> StdRng {
-        seed::stream(self.seed, part, u64::try_from(self.index).unwrap_or(u64::MAX))
+        seed::stream(self.plan.seed, part, u64::try_from(self.index).unwrap_or(u64::MAX))
     }
 
     /// Joins it.
@@ -83,12 +144,17 @@ impl Agent {
         let mut rng = self.stream("join");
         let incarnation = Incarnation::random(&mut rng);
         let boot_id = self.machine.boot_id().map_err(AgentError::BootId)?;
+        let mut ticket = Ticket::parse(ticket, BUILD_TIME)?;
+        if !self.plan.gateways.is_empty() {
+            ticket.endpoints = self.endpoints()?;
+        }
         let options = join::Options {
             state: self.state.clone(),
-            ticket: Ticket::parse(ticket, BUILD_TIME)?,
+            ticket,
             patience: Some(JOIN),
             journal: JournalOptions { incarnation, boot_id, wal_bytes: WAL_BYTES },
             facts: BTreeMap::new(),
+            connect: self.connect(),
             rng,
         };
         Ok(join::join(options, |_| ()).await?.node_id)
@@ -98,36 +164,65 @@ impl Agent {
     ///
     /// # Errors
     /// See [`AgentError`].
-    pub async fn build(
-        &self,
-        rng: &mut StdRng,
-        clock: &Arc<dyn Clock>,
-        stop: watch::Sender<bool>,
-    ) -> Result<Node, AgentError> {
+    pub async fn build(&self, rng: &mut StdRng, stop: watch::Sender<bool>) -> Result<Node, AgentError> {
         let boot_id = self.machine.boot_id().map_err(AgentError::BootId)?;
         let mut config = Config::defaults();
         config.state = self.state.clone();
         config.signatures = Policy::None;
+        config.endpoints = self.endpoints()?;
+        let old = skew::is_old(self.index, self.plan.skew);
+        if old {
+            config.denied = Arc::new(BTreeSet::from([skew::LACKS.name().to_owned()]));
+        }
         let options = Options {
-            run_dir: None,
+            run_dir: self.plan.run.as_ref().map(|run| run.join(self.index.to_string())),
             wal_bytes: WAL_BYTES,
             limits: Limits::NONE,
+            protocol: if old { skew::older() } else { Range::OWN },
+            connect: self.connect(),
             ..Options::new(
                 &config,
-                Arc::clone(clock),
+                self.surroundings.clock(),
                 StdRng::from_rng(rng),
                 boot_id,
                 Arc::new(self.machine.port(stop)),
             )
         };
-        for _ in 0..HELD_TRIES {
+        for _ in 0..TRIES {
             let once = options.clone();
-            match tokio::task::spawn_blocking(move || Node::build(once)).await? {
-                Err(BuildError::Journal(OpenError::Held { .. })) => sleep(HELD_PAUSE).await,
+            match blocking::run(move || Node::build(once)).await? {
+                Err(error) if is_passing(&error) => sleep(PAUSE).await,
                 built => return Ok(built?),
             }
         }
-        let last = tokio::task::spawn_blocking(move || Node::build(options)).await?;
+        let last = blocking::run(move || Node::build(options)).await?;
         Ok(last?)
+    }
+    /// Takes its journal away while it is down. Programs and their records stay.
+    ///
+    /// # Errors
+    /// A file cannot be removed.
+    pub async fn lose_journal(&self) -> io::Result<()> {
+        let state = self.state.clone();
+        let removed = blocking::run(move || {
+            for file in JOURNAL {
+                match std::fs::remove_file(state.join(file)) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
+            }
+            Ok(())
+        });
+        removed.await.map_err(io::Error::other)?
+    }
+    /// Commands that its journal has not ended, or whose result was not acked. It must not run.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub async fn owed(&self) -> Result<u64, AgentError> {
+        let state = self.state.clone();
+        let snapshot = tokio::task::spawn_blocking(move || inspect::read(&state)).await??;
+        let Counts { accepted, running, done, .. } = snapshot.counts;
+        Ok(accepted + running + done)
     }
 }

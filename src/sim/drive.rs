@@ -2,41 +2,46 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use futures_util::future::{LocalBoxFuture, join_all};
 use futures_util::stream::FuturesUnordered;
+use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
-use super::chaos::{self, Fault, Victim};
-use super::fleet::{Blow, Fleet};
-use super::gateway_process::{GatewayError, GatewayProcess};
-use super::history::Handed;
+use super::chaos;
+use super::faults::{Blow, Fault, Tally, What};
+use super::gateway_process::GatewayError;
+use super::gateways::Gateways;
+use super::history::{Handed, Moment, Struck};
 use super::live::Counts;
-use super::load::{Load, Planned};
-use super::reconnect::Restart;
+use super::load::{Class, Load, Planned};
+use super::spread::Agents;
+use super::strikes::strike_agents;
 use super::{Options, SimError, seed};
 use crate::clock::Clock;
 use crate::gateway::control::{ClientError, Request, Response};
 use crate::model::{CommandId, NodeId};
 
-/// Pause before a command is handed over again to a gateway that is down.
+/// Pause before a command is handed over again to gateways that are down.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Commands in the middle of being handed over: what the gateway commits together.
-const AT_ONCE: usize = 32;
+/// Commands in the middle of being handed over: what a gateway commits together.
+const AT_ONCE: usize = 128;
 
 /// What is driven, and by what.
 pub struct Drive<'a> {
     /// What was asked for.
     pub options: &'a Options,
-    /// The gateway.
-    pub gateway: &'a Arc<GatewayProcess>,
+    /// The gateways.
+    pub gateways: &'a Gateways,
     /// The agents.
-    pub fleet: &'a Fleet,
-    /// For the live line and the report.
+    pub agents: &'a Agents,
+    /// For the live line.
     pub counts: &'a Counts,
+    /// Faults that were carried out.
+    pub tally: &'a Tally,
     /// This machine's.
     pub clock: &'a dyn Clock,
     /// Node ids by agent number.
@@ -50,114 +55,155 @@ pub struct Drive<'a> {
 pub struct Driven {
     /// Every command that was tried to be handed over.
     pub handed: BTreeMap<CommandId, Handed>,
-    /// Starts of the gateway after a kill.
-    pub gateway_restarts: Vec<Restart>,
-    /// Commands that the gateway refused to take.
+    /// Faults of gateways.
+    pub moments: Vec<Moment>,
+    /// Commands that the gateways refused to take.
     pub troubles: Vec<String>,
 }
 
 impl Drive<'_> {
-    /// Runs for the duration; when it returns, faults have stopped and the gateway is there.
+    /// Runs for the duration; when it returns, faults have stopped and every gateway is there.
     ///
     /// # Errors
-    /// The gateway did not come back.
+    /// A gateway did not come back.
     pub async fn run(&self) -> Result<Driven, SimError> {
-        let Options { seed, nodes, duration, chaos, .. } = *self.options;
-        let faults = chaos::schedule(chaos, nodes, duration, &mut seed::stream(seed, "chaos", 0));
-        let (gateway, agents): (Vec<Fault>, Vec<Fault>) =
-            faults.into_iter().partition(|fault| fault.victim == Victim::Gateway);
+        let Options { seed, nodes, gateways, duration, chaos, .. } = *self.options;
+        let faults = chaos::schedule(chaos, nodes, gateways, duration, &mut seed::stream(seed, "chaos", 0));
         let start = Instant::now();
-        let (loaded, (), restarts) = tokio::join!(
-            self.load(start),
-            self.kill_agents(start, &agents),
-            self.kill_gateway(start, &gateway)
+        let (ask_reboot, reboots) = mpsc::channel(faults.len().max(1));
+        let (loaded, (), struck, stopped) = tokio::join!(
+            self.load(start, reboots),
+            strike_agents(self.agents, start, &faults, ask_reboot),
+            join_all((0..gateways).map(|number| self.strike_gateway(start, number, &faults))),
+            self.stop_store(start, &faults),
         );
-        Ok(Driven { gateway_restarts: restarts?, ..loaded })
-    }
-
-    async fn kill_agents(&self, start: Instant, faults: &[Fault]) {
-        for fault in faults {
-            sleep_until(start + fault.at).await;
-            let (agent, blow, count) = match fault.victim {
-                Victim::Agent(agent) => (agent, Blow::Kill, &self.counts.agents_killed),
-                Victim::Machine(agent) => (agent, Blow::Reboot, &self.counts.machines_rebooted),
-                Victim::Gateway => continue,
-            };
-            self.fleet.strike(agent, blow, fault.down).await;
-            Counts::add(count);
+        stopped?;
+        let mut driven = loaded;
+        for moments in struck {
+            driven.moments.extend(moments?);
         }
+        Ok(driven)
     }
 
-    async fn kill_gateway(&self, start: Instant, faults: &[Fault]) -> Result<Vec<Restart>, GatewayError> {
-        let mut restarts = Vec::with_capacity(faults.len());
+    async fn strike_gateway(
+        &self,
+        start: Instant,
+        number: usize,
+        faults: &[Fault],
+    ) -> Result<Vec<Moment>, GatewayError> {
+        let mut moments = Vec::new();
         for fault in faults {
+            let What::Gateway(victim, outage) = fault.what else { continue };
+            // What would begin before the one before has ended is left out.
+            if victim != number || start + fault.at < Instant::now() {
+                continue;
+            }
             sleep_until(start + fault.at).await;
-            self.gateway.kill().await;
-            Counts::add(&self.counts.gateway_killed);
-            sleep(fault.down).await;
-            restarts.push(Restart::Gateway(self.clock.wall_ms()));
-            self.gateway.restart().await?;
+            self.gateways.strike(number, outage, fault.lasts).await?;
+            self.tally.add(fault.what.name());
+            // From now on a node can come back to it; a gateway that starts takes a moment longer.
+            moments.push(Moment { at_ms: self.clock.wall_ms(), what: Struck::Gateway(number, outage) });
         }
-        Ok(restarts)
+        Ok(moments)
     }
 
-    async fn load(&self, start: Instant) -> Driven {
+    async fn stop_store(&self, start: Instant, faults: &[Fault]) -> Result<(), SimError> {
+        for fault in faults.iter().filter(|fault| fault.what == What::Store) {
+            sleep_until(start + fault.at).await;
+            let ms = u64::try_from(fault.lasts.as_millis()).unwrap_or(u64::MAX);
+            // One that is lost with its gateway was no outage.
+            if self.gateways.ask(&Request::StopStore { ms }).await.is_ok() {
+                self.tally.add(fault.what.name());
+            }
+        }
+        Ok(())
+    }
+
+    async fn load(&self, start: Instant, mut reboots: mpsc::Receiver<usize>) -> Driven {
         let Options { seed, nodes, duration, commands_per_second, .. } = *self.options;
         let mut load = Load::new(nodes, seed::stream(seed, "load", 0));
+        let mut asked = Load::new(nodes, seed::stream(seed, "reboots", 0));
         let mut ticks = interval(Duration::from_secs_f64(1.0 / commands_per_second));
-        // What could not be handed over while the gateway was down comes at once when it is back.
+        // What could not be handed over while the gateways were down comes at once when one is back.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
         let mut driven = Driven::default();
-        let mut asking = FuturesUnordered::new();
+        let mut asking = FuturesUnordered::<LocalBoxFuture<'_, (Planned, Result<bool, String>)>>::new();
+        let mut cancelling = FuturesUnordered::<LocalBoxFuture<'_, ()>>::new();
         let end = start + duration;
         loop {
             let now = Instant::now();
-            if now >= end && asking.is_empty() {
+            if now >= end && asking.is_empty() && cancelling.is_empty() {
                 return driven;
             }
             tokio::select! {
                 biased;
-                Some((planned, answer)) = asking.next() => self.note(&mut driven, planned, answer),
-                _ = ticks.tick(), if now < end && asking.len() < AT_ONCE => {
-                    let planned = load.draw();
-                    asking.push(async move {
-                        let answer = self.hand_over(&planned, end).await;
-                        (planned, answer)
-                    });
+                Some((planned, answer)) = asking.next() => {
+                    if let Class::Cancelled(after) = planned.class {
+                        cancelling.push(Box::pin(self.cancel(planned.id.clone(), after, end)));
+                    }
+                    self.note(&mut driven, planned, answer);
                 }
+                Some(()) = cancelling.next() => {}
+                Some(agent) = reboots.recv(), if now < end => {
+                    self.tally.add(Blow::RebootCommand.name());
+                    asking.push(Box::pin(self.handed(asked.planned(agent, Class::Reboot), end)));
+                }
+                _ = ticks.tick(), if now < end && asking.len() < AT_ONCE => {
+                    asking.push(Box::pin(self.handed(load.draw(), end)));
+                }
+                () = sleep_until(end), if now < end => {}
             }
         }
+    }
+
+    async fn handed(&self, planned: Planned, end: Instant) -> (Planned, Result<bool, String>) {
+        let answer = self.hand_over(&planned, end).await;
+        (planned, answer)
     }
 
     fn note(&self, driven: &mut Driven, planned: Planned, answer: Result<bool, String>) {
         match answer {
             Ok(acknowledged) => {
-                Counts::add(&self.counts.commands);
+                self.counts.command();
                 driven.handed.insert(planned.id.clone(), Handed { planned, acknowledged });
             }
             Err(why) => driven.troubles.push(format!("{} was not taken: {why}", planned.id)),
         }
     }
 
-    /// Hands a command over until the gateway says that it has it, or the run is over. A gateway that dies in
-    /// between may have it already: it is looked for before it is handed over again.
+    /// Hands a command over until a gateway says that it has it, or the run is over. A gateway that dies in between,
+    /// or is stopped and goes on later, may have it already, and then the id is in use.
     async fn hand_over(&self, planned: &Planned, end: Instant) -> Result<bool, String> {
         let request = self.enqueue(planned).map_err(|error| error.to_string())?;
-        let mut first = true;
-        while first || Instant::now() < end {
-            let known = Request::Show { id: planned.id.clone() };
-            if !first && let Ok(Response::Command(Some(_))) = self.gateway.ask(&known).await {
-                return Ok(true);
-            }
-            first = false;
-            match self.gateway.ask(&request).await {
+        loop {
+            match self.gateways.ask(&request).await {
                 Ok(Response::Enqueued(_)) => return Ok(true),
                 Ok(_) => return Err("an answer of another kind".into()),
-                Err(GatewayError::Control(ClientError::Refused(why))) => return Err(why),
+                Err(GatewayError::Control(ClientError::Refused(why))) => {
+                    return if self.knows(planned).await { Ok(true) } else { Err(why) };
+                }
+                Err(_) => sleep(AGAIN).await,
+            }
+            if Instant::now() >= end {
+                return Ok(false);
+            }
+        }
+    }
+
+    async fn knows(&self, planned: &Planned) -> bool {
+        let known = Request::Show { id: planned.id.clone() };
+        matches!(self.gateways.ask(&known).await, Ok(Response::Command(Some(_))))
+    }
+
+    /// Cancels a command; asked until a gateway has taken it, or the run is over.
+    async fn cancel(&self, id: CommandId, after: Duration, end: Instant) {
+        sleep(after).await;
+        while Instant::now() < end {
+            match self.gateways.ask(&Request::Cancel { id: id.clone() }).await {
+                Ok(_) | Err(GatewayError::Control(ClientError::Refused(_))) => return,
                 Err(_) => sleep(AGAIN).await,
             }
         }
-        Ok(false)
     }
 
     fn enqueue(&self, planned: &Planned) -> serde_json::Result<Request> {

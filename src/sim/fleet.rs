@@ -1,55 +1,78 @@
 //! The agents: each the composition root of `bcd node` in its own state directory, killed by dropping it.
 //!
-//! One task an agent. It takes kills from a bounded channel, runs the agent in between, and starts it again from
-//! the same state directory. A kill drops the agent's future: whatever it was about to do stays undone, and the
-//! programs that it had started run on until its next start.
+//! One task an agent. It takes blows from a bounded channel, runs the agent in between, and starts it again from the
+//! same state directory. A kill drops the agent's future: whatever it was about to do stays undone, and the programs
+//! that it had started run on. What befalls the agent's surroundings (surroundings.rs) goes past that task.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, TryStreamExt as _};
+use rand::Rng as _;
 use rand::rngs::StdRng;
+use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
 use tracing::Instrument as _;
 
 use super::agent::{Agent, AgentError};
+use super::faults::{Blow, Tally};
+use super::history::{Moment, Struck};
+use super::surroundings::Felt;
 use crate::clock::Clock;
+use crate::failpoint::Step;
+use crate::failpoint::agent::Killed;
 use crate::model::{Exit, NodeId};
 
-/// How an agent's machine fails.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Blow {
-    /// The daemon dies.
-    Kill,
-    /// The machine restarts: the daemon dies, and the next one finds another boot.
-    Reboot,
-}
-
-/// Kills of one agent that may wait while it is down: the schedule has it down for 2 s at most.
-const WAITING_KILLS: usize = 8;
+/// Blows of one agent that may wait while it is down, 2 s at most; one more is let go, and not counted.
+const WAITING: usize = 8;
 /// Joins at a time: the gateway admits 200 a second.
 const JOINS: usize = 16;
 /// A clean stop has 10 s; a little more for a busy machine.
 const STOP: Duration = Duration::from_secs(15);
+/// An agent that dies at a step, or with its machine by its own command, stays away so long at most, ms.
+const AWAY_MS: u64 = 2000;
 
 /// What the agents' tasks write down.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Diary {
-    /// (agent, wall ms) of each start after a kill.
-    pub restarts: Vec<(usize, i64)>,
+    /// What was done to them.
+    pub moments: Vec<Moment>,
     /// What should not have happened.
     pub troubles: Vec<String>,
+    /// Boots that each machine began, by agent.
+    pub boots: Vec<usize>,
+    /// Commands that each agent's journal has not ended, or whose result was not acked, after its stop.
+    pub owed: Vec<u64>,
 }
+
+impl Diary {
+    fn trouble(&mut self, agent: usize, trouble: &str) {
+        self.troubles.push(format!("agent {agent}: {trouble}"));
+    }
+
+    /// Adds what the agents of the next numbers wrote down.
+    pub fn append(&mut self, other: Self) {
+        self.moments.extend(other.moments);
+        self.troubles.extend(other.troubles);
+        self.boots.extend(other.boots);
+        self.owed.extend(other.owed);
+    }
+}
+
+type Shared = Arc<Mutex<Diary>>;
 
 /// Joined, running agents.
 #[derive(Debug)]
 pub struct Fleet {
-    kills: Vec<mpsc::Sender<(Blow, Duration)>>,
+    blows: Vec<mpsc::Sender<(Blow, Duration)>>,
+    agents: Vec<Agent>,
     stop: watch::Sender<bool>,
     lives: JoinSet<()>,
-    diary: Arc<Mutex<Diary>>,
+    clock: Arc<dyn Clock>,
+    tally: Arc<Tally>,
+    diary: Shared,
 }
 
 impl Fleet {
@@ -63,32 +86,50 @@ impl Fleet {
     }
 
     /// Starts joined agents.
-    pub fn start(agents: Vec<Agent>, clock: &Arc<dyn Clock>) -> Self {
+    pub fn start(agents: Vec<Agent>, clock: &Arc<dyn Clock>, tally: &Arc<Tally>) -> Self {
         let (stop, stopping) = watch::channel(false);
-        let diary = Arc::new(Mutex::new(Diary::default()));
-        let (mut kills, mut lives) = (Vec::with_capacity(agents.len()), JoinSet::new());
-        for agent in agents {
-            let (kill, killed) = mpsc::channel(WAITING_KILLS);
-            kills.push(kill);
+        let diary = Shared::default();
+        let (mut blows, mut lives) = (Vec::with_capacity(agents.len()), JoinSet::new());
+        for agent in &agents {
+            let (blow, struck) = mpsc::channel(WAITING);
+            blows.push(blow);
             let life = Life {
                 rng: agent.stream("life"),
-                agent,
-                killed,
+                agent: agent.clone(),
+                struck,
                 stop: stopping.clone(),
-                diary: diary.clone(),
                 clock: clock.clone(),
+                tally: Arc::clone(tally),
+                diary: diary.clone(),
             };
             lives.spawn(life.run());
         }
-        Self { kills, stop, lives, diary }
+        Self { blows, agents, stop, lives, clock: clock.clone(), tally: Arc::clone(tally), diary }
     }
 
-    /// Strikes an agent; it stays away for `down`.
-    pub async fn strike(&self, agent: usize, blow: Blow, down: Duration) {
-        if let Some(kill) = self.kills.get(agent) {
-            // A closed channel is an agent that ended by itself, which its diary tells.
-            let _ = kill.send((blow, down)).await;
+    /// Strikes the nth agent. Resolves when what befell its surroundings is over; a blow to itself is only handed over.
+    pub async fn strike(&self, nth: usize, blow: Blow, lasts: Duration) {
+        let Some(agent) = self.agents.get(nth) else { return };
+        let at_ms = self.clock.wall_ms();
+        match agent.surroundings.disturb(blow, lasts).await {
+            Felt::NotNow => {}
+            Felt::Now => {
+                self.tally.add(blow.name());
+                note(&self.diary, Moment { at_ms, what: Struck::Agent(agent.index, blow) });
+            }
+            Felt::Elsewhere => {
+                if let Some(blows) = self.blows.get(nth) {
+                    // A full channel is an agent that is down all the time, a closed one an agent that ended by
+                    // itself, which its diary tells.
+                    let _ = blows.try_send((blow, lasts));
+                }
+            }
         }
+    }
+
+    /// What they wrote down so far, but for the boots.
+    pub fn diary(&self) -> Diary {
+        lock(&self.diary).clone()
     }
 
     /// Stops all agents cleanly and gives back what they wrote down.
@@ -97,28 +138,44 @@ impl Fleet {
         let ended = timeout(STOP, async { while self.lives.join_next().await.is_some() {} }).await;
         let left = self.lives.len();
         self.lives.abort_all();
-        let mut diary =
-            std::mem::take(&mut *self.diary.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        let mut diary = std::mem::take(&mut *lock(&self.diary));
         if ended.is_err() {
             diary.troubles.push(format!("{left} agents did not stop within {} s", STOP.as_secs()));
+        }
+        for agent in &self.agents {
+            match (agent.machine.reboots(), agent.owed().await) {
+                (Ok(boots), Ok(owed)) => {
+                    diary.boots.push(boots);
+                    diary.owed.push(owed);
+                }
+                (Err(error), _) => diary.trouble(agent.index, &format!("its boots cannot be read: {error}")),
+                (_, Err(error)) => diary.trouble(agent.index, &format!("its journal: {}", chain(&error))),
+            }
         }
         diary
     }
 }
 
+fn lock(diary: &Shared) -> std::sync::MutexGuard<'_, Diary> {
+    diary.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn note(diary: &Shared, moment: Moment) {
+    lock(diary).moments.push(moment);
+}
+
 struct Life {
     agent: Agent,
     rng: StdRng,
-    killed: mpsc::Receiver<(Blow, Duration)>,
+    struck: mpsc::Receiver<(Blow, Duration)>,
     stop: watch::Receiver<bool>,
-    diary: Arc<Mutex<Diary>>,
     clock: Arc<dyn Clock>,
+    tally: Arc<Tally>,
+    diary: Shared,
 }
 
 enum End {
-    Killed(Blow, Duration),
-    /// It rebooted its machine itself, as a command asked.
-    Rebooted,
+    Struck(Blow, Duration),
     Stopped,
 }
 
@@ -127,66 +184,83 @@ impl Life {
         loop {
             match self.once().await {
                 Ok(End::Stopped) => return,
-                Ok(End::Killed(blow, down)) => {
+                Ok(End::Struck(blow, down)) => {
                     sleep(down).await;
-                    if blow == Blow::Reboot
-                        && let Err(error) = self.agent.machine.begin_boot()
-                    {
-                        return self.trouble(&format!("cannot begin a boot: {error}"));
+                    if let Err(error) = self.suffer(blow).await {
+                        return self.trouble(&format!("{}: {error}", blow.name()));
                     }
-                    let at = self.clock.wall_ms();
-                    self.write(|diary, agent| diary.restarts.push((agent, at)));
+                    self.tally.add(blow.name());
+                    let what = Struck::Agent(self.agent.index, blow);
+                    note(&self.diary, Moment { at_ms: self.clock.wall_ms(), what });
                 }
-                Ok(End::Rebooted) => {}
                 Err(trouble) => return self.trouble(&trouble),
             }
         }
     }
 
+    /// What a blow does to the files of an agent that is down.
+    async fn suffer(&self, blow: Blow) -> std::io::Result<()> {
+        match blow {
+            Blow::Reboot => self.agent.machine.begin_boot(),
+            Blow::JournalLoss => self.agent.lose_journal().await,
+            _ => Ok(()),
+        }
+    }
+
     fn trouble(&self, trouble: &str) {
-        self.write(|diary, agent| diary.troubles.push(format!("agent {agent}: {trouble}")));
+        lock(&self.diary).trouble(self.agent.index, trouble);
     }
 
     /// One process's life.
     async fn once(&mut self) -> Result<End, String> {
         let (say_stop, stop) = watch::channel(false);
-        let node = self.agent.build(&mut self.rng, &self.clock, say_stop.clone()).await;
+        let node = self.agent.build(&mut self.rng, say_stop.clone()).await;
         let node = node.map_err(|error| chain(&error))?;
+        let away = Duration::from_millis(self.rng.random_range(0..AWAY_MS));
         // A task of its own: aborting it drops the agent wherever it stands.
         let mut running = JoinSet::new();
         let span = tracing::info_span!("agent", number = self.agent.index);
-        running.spawn(node.run(stop).instrument(span));
+        let armed = self.agent.surroundings.armed();
+        let step = armed.clone();
+        running.spawn(armed.over(node.run(stop).instrument(span)));
         let asked = async {
             // A sender that is gone asks for the same.
             let _ = self.stop.wait_for(|stop| *stop).await;
+            step.disarm();
             say_stop.send_replace(true);
             std::future::pending::<()>().await;
         };
         let ended = tokio::select! {
             biased;
-            Some((blow, down)) = self.killed.recv() => {
+            Some((blow, down)) = self.struck.recv() => {
                 running.shutdown().await;
-                return Ok(End::Killed(blow, down));
+                return Ok(End::Struck(blow, down));
             }
             ended = running.join_next() => ended,
             () = asked => None,
         };
         match ended {
             Some(Ok(Exit::Done)) if *self.stop.borrow() => Ok(End::Stopped),
-            Some(Ok(Exit::Done)) if *say_stop.borrow() => Ok(End::Rebooted),
+            Some(Ok(Exit::Done)) if *say_stop.borrow() => Ok(End::Struck(Blow::RebootCommand, away)),
             Some(Ok(exit)) => Err(format!("ended by itself: {}", exit.meaning())),
-            Some(Err(error)) => Err(format!("panicked: {error}")),
+            Some(Err(error)) => died(error).map(|step| End::Struck(Blow::KillAt(step), away)),
             None => Err("was never started".into()),
         }
     }
+}
 
-    fn write(&self, entry: impl FnOnce(&mut Diary, usize)) {
-        let mut diary = self.diary.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        entry(&mut diary, self.agent.index);
+/// The step at which an agent was to die and did; anything else is a panic of its own.
+fn died(error: JoinError) -> Result<Step, String> {
+    let text = error.to_string();
+    let panic = error.try_into_panic().map_err(|_| text.clone())?;
+    match panic.downcast::<Killed>() {
+        Ok(killed) => Ok(killed.0),
+        Err(_) => Err(format!("panicked: {text}")),
     }
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+/// An error with its sources, in one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {

@@ -1,11 +1,14 @@
 //! What can be seen from outside at the end of a run: the gateway's account and the programs' own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
+use super::faults::{Blow, Outage};
 use super::load::Planned;
-use crate::gateway::control::{CommandView, EventView, NodeEventView};
-use crate::model::CommandId;
+use crate::gateway::control::{CommandView, EventView, NodeEventView, NodeView};
+use crate::model::{CommandId, NodeId};
 
 /// A command that the simulator tried to hand over.
 #[derive(Debug, Clone)]
@@ -16,25 +19,69 @@ pub struct Handed {
     pub acknowledged: bool,
 }
 
+/// A fault that was carried out, at the moment from which a node could come back: of a daemon that died, its next
+/// start; of a link that was cut, the cut. ms of this machine's wall clock, which the gateways on it share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moment {
+    /// When.
+    pub at_ms: i64,
+    /// What.
+    pub what: Struck,
+}
+
+/// What was struck.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Struck {
+    /// The agent of this number.
+    Agent(usize, Blow),
+    /// The gateway of this number.
+    Gateway(usize, Outage),
+}
+
+/// The runs of one command that its program wrote down.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Runs {
+    /// Numbers of runs, as they began.
+    pub begun: Vec<String>,
+    /// Numbers of runs that came to their own end.
+    pub ended: Vec<String>,
+}
+
 /// Everything that the invariants are judged by.
 #[derive(Debug, Default)]
 pub struct Evidence {
     /// What was handed over.
     pub handed: BTreeMap<CommandId, Handed>,
-    /// How the gateway says that it ended.
+    /// How the gateways say that it ended.
     pub commands: Vec<CommandView>,
-    /// The runs that the programs themselves wrote down: attempt numbers, by command.
-    pub witness: BTreeMap<String, Vec<String>>,
-    /// The gateway's events, in order.
+    /// The runs that the programs themselves wrote down, by command.
+    pub witness: BTreeMap<String, Runs>,
+    /// The gateways' events, in order.
     pub events: Vec<EventView>,
     /// The nodes' own events, in the order in which they came.
     pub told: Vec<NodeEventView>,
+    /// The nodes at the end, as the gateways know them.
+    pub nodes: Vec<NodeView>,
+    /// How many gateways there were.
+    pub gateways: usize,
+    /// Credits of a node that does nothing, by lane.
+    pub credits: BTreeMap<String, u32>,
+    /// Node ids by the agents' numbers.
+    pub agents: Vec<NodeId>,
+    /// Numbers of the agents that are older builds.
+    pub old: BTreeSet<usize>,
+    /// How often each agent's machine booted anew.
+    pub boots: Vec<usize>,
+    /// Commands that each agent's journal has not ended, or whose result was not acked, after its stop.
+    pub owed: Vec<u64>,
+    /// Faults of agents and gateways, in the order in which they were carried out.
+    pub moments: Vec<Moment>,
 }
 
 impl Evidence {
-    /// Lines that a command's program left.
+    /// Runs that a command's program began.
     pub fn runs(&self, id: &CommandId) -> usize {
-        self.witness.get(id.as_str()).map_or(0, Vec::len)
+        self.witness.get(id.as_str()).map_or(0, |runs| runs.begun.len())
     }
 
     /// Commands whose end came from their node: it told of it in an event too.
@@ -45,12 +92,12 @@ impl Evidence {
         self.commands.iter().filter(by_node)
     }
 
-    /// How often its node told of a command's end, by command.
-    pub fn told_ends(&self) -> BTreeMap<&str, usize> {
-        let mut ends = BTreeMap::new();
+    /// How often its node told of a command's end, by command and journal.
+    pub fn told_ends(&self) -> BTreeMap<&str, BTreeMap<&str, usize>> {
+        let mut ends = BTreeMap::<&str, BTreeMap<&str, usize>>::new();
         for event in self.told.iter().filter(|event| event.kind == "command.done") {
             let id = event.body.get("id").and_then(serde_json::Value::as_str).unwrap_or_default();
-            *ends.entry(id).or_default() += 1;
+            *ends.entry(id).or_default().entry(&event.journal).or_default() += 1;
         }
         ends
     }
@@ -62,21 +109,34 @@ impl Evidence {
             (event.node.as_str(), event.detail.get("epoch").and_then(serde_json::Value::as_u64).unwrap_or(0))
         })
     }
+
+    /// When a node's agent was struck by a blow that `meant` names.
+    pub fn blows(&self, node: &NodeId, meant: fn(Blow) -> bool) -> impl Iterator<Item = i64> + use<'_> {
+        let agent = self.agents.iter().position(|id| id == node);
+        self.moments.iter().filter_map(move |moment| match moment.what {
+            Struck::Agent(struck, blow) if Some(struck) == agent && meant(blow) => Some(moment.at_ms),
+            _ => None,
+        })
+    }
 }
 
 /// Reads a witness file; a missing one is empty. Blocks.
 ///
 /// # Errors
 /// It cannot be read.
-pub fn read_witness(path: &Path) -> std::io::Result<BTreeMap<String, Vec<String>>> {
+pub fn read_witness(path: &Path) -> std::io::Result<BTreeMap<String, Runs>> {
     let text = match std::fs::read_to_string(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         other => other?,
     };
-    let mut runs = BTreeMap::<String, Vec<String>>::new();
+    let mut all = BTreeMap::<String, Runs>::new();
     for line in text.lines() {
-        let (id, attempt) = line.split_once(' ').unwrap_or((line, ""));
-        runs.entry(id.to_owned()).or_default().push(attempt.to_owned());
+        let (id, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let (run, word) = rest.split_once(' ').unwrap_or((rest, ""));
+        let runs = all.entry(id.to_owned()).or_default();
+        // Anything but the words of an end counts as a run: a line that was torn hides none.
+        let which = if word == "end" { &mut runs.ended } else { &mut runs.begun };
+        which.push(run.to_owned());
     }
-    Ok(runs)
+    Ok(all)
 }

@@ -7,55 +7,42 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::gateway_process::GatewayProcess;
-use super::observe::open;
-use crate::gateway::control::{Request, Response};
+use super::faults::Tally;
+use super::gateways::Gateways;
+use super::observe;
 
 /// Counts that the parts of a run keep for the line.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Commands handed over.
-    pub commands: AtomicUsize,
-    /// Agents killed.
-    pub agents_killed: AtomicUsize,
-    /// Machines rebooted.
-    pub machines_rebooted: AtomicUsize,
-    /// Gateway kills.
-    pub gateway_killed: AtomicUsize,
+    commands: AtomicUsize,
 }
 
 impl Counts {
-    /// One more.
-    pub fn add(count: &AtomicUsize) {
-        count.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// So far.
-    pub fn get(count: &AtomicUsize) -> usize {
-        count.load(Ordering::Relaxed)
+    /// One more command was handed over.
+    pub fn command(&self) {
+        self.commands.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// Prints until it is dropped.
-pub async fn show(nodes: usize, gateway: Arc<GatewayProcess>, counts: Arc<Counts>) {
+pub async fn show(nodes: usize, gateways: Arc<Gateways>, counts: Arc<Counts>, tally: Arc<Tally>) {
     let terminal = std::io::stderr().is_terminal();
-    let pause = Duration::from_millis(if terminal { 250 } else { 5000 });
+    let pause = Duration::from_millis(if terminal { 500 } else { 5000 });
     let start = Instant::now();
     loop {
         sleep(pause).await;
-        let seen = match gateway.ask(&Request::Stats).await {
-            Ok(Response::Stats(stats)) => {
-                format!("{}/{nodes} connected   {} commands open", stats.sessions, open(&stats))
-            }
-            _ => "gateway down".to_owned(),
+        let seen = match observe::state(&gateways).await {
+            Ok(state) => format!(
+                "{}/{nodes} connected   {} in flight   {} reconnects",
+                state.connected, state.open, state.reconnects
+            ),
+            Err(_) => "no gateway answers".to_owned(),
         };
         let line = format!(
-            "{:>4} s   {seen}   {} handed over   killed {} agents, the gateway {} times, rebooted {} machines",
+            "{:>4} s   {seen}   {} handed over   {} faults",
             start.elapsed().as_secs(),
-            Counts::get(&counts.commands),
-            Counts::get(&counts.agents_killed),
-            Counts::get(&counts.gateway_killed),
-            Counts::get(&counts.machines_rebooted),
+            counts.commands.load(Ordering::Relaxed),
+            tally.total(),
         );
         // A closed standard error is no reason to end a run.
         let mut out = std::io::stderr().lock();

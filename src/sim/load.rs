@@ -15,41 +15,62 @@ use crate::model::CommandId;
 pub enum Class {
     /// `node.probe`: answers, leaves no witness.
     Probe,
+    /// `inventory.barrier`: answers, leaves no witness.
+    Barrier,
     /// A program that leaves its line and exits 0.
     Succeeds,
     /// A program that leaves its line and exits 3, as asked.
     Fails,
-    /// A program that leaves its line, then runs this long, so that kills find it running.
+    /// A program that leaves its line, then runs this long, so that faults find it running, and leaves another.
     Sleeps(Duration),
+    /// As `Sleeps`, and it is cancelled so long after it was handed over.
+    Cancelled(Duration),
     /// As `Succeeds`, and it may run twice.
     RetrySafe,
     /// As `Succeeds`, with so little time that a dead node lets it expire.
     Hurried,
+    /// `node.reboot`. Part of the chaos, not of what is drawn.
+    Reboot,
 }
+
+/// Longer than a cancellation takes to come, shorter than a run takes to settle.
+const CANCELLED_SLEEP: Duration = Duration::from_secs(20);
 
 impl Class {
     /// Whether it may run twice.
     pub fn retry_safe(self) -> bool {
-        matches!(self, Self::Probe | Self::RetrySafe)
+        matches!(self, Self::Probe | Self::Barrier | Self::RetrySafe)
     }
 
     /// Whether its program leaves a line in the witness file.
     pub fn leaves_witness(self) -> bool {
-        self != Self::Probe
+        !matches!(self, Self::Probe | Self::Barrier | Self::Reboot)
+    }
+
+    /// How long its program runs on after its line.
+    pub fn sleep(self) -> Option<Duration> {
+        match self {
+            Self::Sleeps(time) => Some(time),
+            Self::Cancelled(_) => Some(CANCELLED_SLEEP),
+            _ => None,
+        }
     }
 
     /// Whether its run time says something about bcd.
     pub fn is_quick(self) -> bool {
-        !matches!(self, Self::Sleeps(_))
+        self.sleep().is_none() && self != Self::Reboot
     }
 
+    /// Most need no process, so that tens of thousands of commands do not measure how fast a machine forks.
     fn draw(rng: &mut StdRng) -> Self {
         match rng.random_range(0..100) {
-            0..15 => Self::Probe,
-            15..25 => Self::Fails,
-            25..45 => Self::Sleeps(Duration::from_millis(rng.random_range(100..1500))),
-            45..60 => Self::RetrySafe,
-            60..63 => Self::Hurried,
+            0..66 => Self::Probe,
+            66..84 => Self::Barrier,
+            84..87 => Self::Fails,
+            87..90 => Self::Sleeps(Duration::from_millis(rng.random_range(100..8000))),
+            90..91 => Self::Cancelled(Duration::from_millis(rng.random_range(0..4000))),
+            91..94 => Self::RetrySafe,
+            94..96 => Self::Hurried,
             _ => Self::Succeeds,
         }
     }
@@ -81,16 +102,20 @@ impl Load {
 
     /// The next command.
     pub fn draw(&mut self) -> Planned {
-        Planned {
-            agent: self.rng.random_range(0..self.agents),
-            class: Class::draw(&mut self.rng),
-            id: CommandId::random(&mut self.rng),
-        }
+        let (agent, class) = (self.rng.random_range(0..self.agents), Class::draw(&mut self.rng));
+        self.planned(agent, class)
+    }
+
+    /// A command of this class for this agent.
+    pub fn planned(&mut self, agent: usize, class: Class) -> Planned {
+        Planned { agent, class, id: CommandId::random(&mut self.rng) }
     }
 }
 
-/// Seconds until a command's not_after: longer than any run's end, but for the hurried ones.
+/// Seconds until a command's not_after: longer than any run, but for the hurried ones, and for those that may not run
+/// twice: a journal that took a lost one's place refuses them until a signed answer tells it its age, or they expire.
 const TTL_S: u64 = 3600;
+const ONCE_TTL_S: u64 = 60;
 const HURRIED_TTL_S: u64 = 2;
 
 impl Planned {
@@ -98,34 +123,47 @@ impl Planned {
     pub fn kind(&self) -> &'static str {
         match self.class {
             Class::Probe => "node.probe",
+            Class::Barrier => "inventory.barrier",
+            Class::Reboot => "node.reboot",
             _ => "node.exec",
         }
     }
 
     /// How far ahead not_after lies, seconds.
     pub fn ttl_s(&self) -> u64 {
-        if self.class == Class::Hurried { HURRIED_TTL_S } else { TTL_S }
+        match self.class {
+            Class::Hurried => HURRIED_TTL_S,
+            class if class.retry_safe() => TTL_S,
+            _ => ONCE_TTL_S,
+        }
     }
 
-    /// The kind's arguments. The program's first act is one appending write of its line: two runs leave two.
+    /// The kind's arguments.
     ///
     /// # Errors
     /// They cannot be written as JSON.
     pub fn args(&self, witness: &Path) -> serde_json::Result<Box<RawValue>> {
-        let rest = match self.class {
-            Class::Probe => return RawValue::from_string("{}".into()),
-            Class::Succeeds | Class::RetrySafe | Class::Hurried => String::new(),
-            Class::Fails => "; exit 3".into(),
-            Class::Sleeps(time) => format!("; exec sleep {}", time.as_secs_f32()),
-        };
-        // The run's number is the end of the mark that bcd leaves in the environment.
-        let script = format!(r#"echo "$1 ${{BCD_EXEC##*/}}" >> "$2"{rest}"#);
-        let argv = ["/bin/sh", "-c", &script, "sh", self.id.as_str(), &witness.to_string_lossy()];
+        match self.class {
+            Class::Probe | Class::Reboot => return RawValue::from_string("{}".into()),
+            Class::Barrier => return serde_json::value::to_raw_value(&json!({ "barrier_id": self.id })),
+            _ => {}
+        }
+        let sleep = self.class.sleep().unwrap_or_default().as_secs_f32().to_string();
+        let status = if self.class == Class::Fails { "3" } else { "0" };
+        let argv =
+            ["/bin/sh", "-c", SCRIPT, "sh", self.id.as_str(), &witness.to_string_lossy(), &sleep, status];
         serde_json::value::to_raw_value(&json!({
-            "argv": argv, "time_limit_s": 60, "retry_safe": self.class.retry_safe(),
+            "argv": argv, "time_limit_s": 60, "grace_s": 1, "retry_safe": self.class.retry_safe(),
         }))
     }
 }
+
+/// Its arguments: the command, the witness file, seconds to run on, exit status. Each line is one appending write, the
+/// first is the program's first act: two runs leave two. The run's number is the end of the mark that bcd leaves in
+/// the environment.
+const SCRIPT: &str = r#"echo "$1 ${BCD_EXEC##*/} begin" >> "$2"
+if [ "$3" != 0 ]; then sleep "$3"; echo "$1 ${BCD_EXEC##*/} end" >> "$2"; fi
+exit "$4""#;
 
 #[cfg(test)]
 mod tests {
@@ -136,7 +174,9 @@ mod tests {
     fn every_class_is_drawn_and_its_arguments_are_ones_that_the_node_takes() {
         let mut load = Load::new(3, seed::stream(1, "load", 0));
         let drawn: Vec<Planned> = (0..500).map(|_| load.draw()).collect();
-        for class in [Class::Probe, Class::Succeeds, Class::Fails, Class::RetrySafe, Class::Hurried] {
+        for class in
+            [Class::Probe, Class::Barrier, Class::Succeeds, Class::Fails, Class::RetrySafe, Class::Hurried]
+        {
             assert!(drawn.iter().any(|planned| planned.class == class), "{class:?}");
         }
         for planned in &drawn {

@@ -1,10 +1,10 @@
-//! `bcd sim`: real agents against the reference gateway, killed at random, judged from outside.
+//! `bcd sim`: real agents against the reference gateway, broken at random, judged from outside.
 //!
 //! ```text
-//! gateway (child process) ◀──mTLS── agents (this process) ──start──▶ programs ──append──▶ witness file
-//!        ▲      ▲                        ▲
-//!   control     └── SIGKILL, start ── chaos ── drop, start
-//!    socket
+//! gateways (child processes) ◀──mTLS── agents (this process) ──start──▶ programs ──append──▶ witness file
+//!        ▲      ▲                           ▲
+//!   control     └── SIGKILL, SIGSTOP ── chaos ── drop, reboot, cut, fill the disk …
+//!    sockets
 //!        └── load, history, events ──▶ evidence ──▶ invariants ──▶ report
 //! ```
 //!
@@ -12,49 +12,80 @@
 //! stop and everything must settle, then the evidence is collected and judged.
 
 mod agent;
+pub mod cable;
 pub mod chaos;
 mod descriptors;
 mod drive;
+pub mod faults;
 mod fleet;
+pub mod foreign;
 mod gateway_process;
+mod gateways;
 pub mod history;
 pub mod invariants;
 mod live;
 pub mod load;
+mod memory;
 mod observe;
+mod page;
+pub mod pipe;
 mod reconnect;
 pub mod report;
 mod run;
 mod seed;
+mod settle;
+mod skew;
+mod spread;
+mod strikes;
+mod surroundings;
+mod worker;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-pub use descriptors::raise as raise_descriptor_limit;
+pub use descriptors::{TooFew, agents_per_process};
 pub use run::{SimError, run};
+pub use worker::work;
 
 /// What is asked for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
     /// Agents.
     pub nodes: usize,
+    /// Gateways over one store.
+    pub gateways: usize,
     /// How long load and chaos last; joining comes before it, settling after it.
     pub duration: Duration,
     /// Fixes the load, the kills and the agents' own chance.
     pub seed: u64,
     /// How much is broken.
     pub chaos: chaos::Level,
+    /// Of a hundred agents so many are older builds, which speak fewer versions and lack a kind.
+    pub skew: u8,
     /// Commands handed over a second, all agents together.
     pub commands_per_second: f64,
+    /// Interval of heartbeats.
+    pub heartbeat: Duration,
+    /// Agents in one process at most; the rest runs in others.
+    pub per_process: usize,
+    /// Somebody else's gateway instead of our own.
+    pub foreign: Option<foreign::Foreign>,
+    /// Where the report is written as a page.
+    pub page: Option<PathBuf>,
 }
 
 impl Options {
     /// The command line that does it again.
     pub fn command_line(&self) -> String {
-        let Self { nodes, duration, seed, chaos, commands_per_second } = self;
+        let Self { nodes, gateways, duration, seed, chaos, skew, commands_per_second, heartbeat, .. } = self;
+        let foreign = self.foreign.as_ref().map_or(String::new(), |foreign| {
+            format!(" --gateway {} --ticket {}", foreign.gateway, foreign.ticket.display())
+        });
         format!(
-            "bcd sim --nodes {nodes} --duration {}s --seed {seed} --chaos {} --commands-per-second {commands_per_second}",
+            "bcd sim --nodes {nodes} --gateways {gateways} --duration {}s --seed {seed} --chaos {} --skew {skew} --commands-per-second {commands_per_second} --heartbeat-interval {}s",
             duration.as_secs_f64(),
             chaos.name(),
-        )
+            heartbeat.as_secs_f64(),
+        ) + &foreign
     }
 }

@@ -7,11 +7,11 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::SimError;
-use super::gateway_process::GatewayProcess;
-use super::history::{Evidence, Handed, read_witness};
-use super::invariants::is_terminal;
-use crate::gateway::control::{Request, Response, Stats};
-use crate::model::CommandId;
+use super::gateways::Gateways;
+use super::history::{Evidence, read_witness};
+use super::invariants::{every_end_told, is_terminal};
+use crate::blocking;
+use crate::gateway::control::{NodeView, Request, Response, Stats};
 
 /// An event is a round trip behind its result; this is many of them, and more than one redial.
 const TELLING: Duration = Duration::from_secs(20);
@@ -23,7 +23,7 @@ const TICKET_TTL_S: u64 = 24 * 3600;
 ///
 /// # Errors
 /// The gateway gave none.
-pub async fn ticket(gateway: &GatewayProcess, nodes: usize) -> Result<String, SimError> {
+pub async fn ticket(gateway: &Gateways, nodes: usize) -> Result<String, SimError> {
     let uses = u32::try_from(nodes).unwrap_or(u32::MAX);
     let request = Request::Ticket { uses, ttl_s: TICKET_TTL_S, site: "sim".into() };
     match gateway.ask(&request).await? {
@@ -32,49 +32,78 @@ pub async fn ticket(gateway: &GatewayProcess, nodes: usize) -> Result<String, Si
     }
 }
 
-/// Waits until every node has a session and every command has ended; false when the time is over.
-pub async fn settled(gateway: &GatewayProcess, nodes: usize, patience: Duration) -> bool {
-    let until = Instant::now() + patience;
-    let nodes = u64::try_from(nodes).unwrap_or(u64::MAX);
+/// How the fleet stands, as the gateways see it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct State {
+    /// Nodes that have a session.
+    pub connected: usize,
+    /// Commands that have not ended.
+    pub open: u64,
+    /// Sessions beyond each node's first.
+    pub reconnects: u64,
+    /// Nodes that hold all their credits, as they last said.
+    pub idle: usize,
+}
+
+/// Asks for it.
+///
+/// # Errors
+/// No gateway answered.
+pub async fn state(gateways: &Gateways) -> Result<State, SimError> {
+    let nodes = nodes(gateways).await?;
+    let Response::Stats(stats) = gateways.ask(&Request::Stats).await? else {
+        return Err(SimError::Answer("stats"));
+    };
+    let whole = credits();
+    Ok(State {
+        connected: nodes.iter().filter(|node| node.state == "connected").count(),
+        open: open(&stats),
+        reconnects: stats.hellos.saturating_sub(stats.nodes),
+        idle: nodes.iter().filter(|node| node.free_credits == whole).count(),
+    })
+}
+
+fn open(stats: &Stats) -> u64 {
+    stats.commands.iter().filter(|(state, _)| !is_terminal(state)).map(|(_, count)| count).sum()
+}
+
+/// What a gateway gives a node that does nothing.
+pub fn credits() -> BTreeMap<String, u32> {
+    let lanes = crate::gateway::lane_credits();
+    lanes.into_iter().map(|(lane, credits)| (lane.name().to_owned(), credits)).collect()
+}
+
+async fn nodes(gateways: &Gateways) -> Result<Vec<NodeView>, SimError> {
+    match gateways.ask(&Request::Nodes).await? {
+        Response::Nodes(nodes) => Ok(nodes),
+        _ => Err(SimError::Answer("nodes")),
+    }
+}
+
+/// The nodes once each is seen at rest, or as they are when the time is over: a gateway knows the credits of nodes that
+/// are with another one only by what that one wrote down last.
+async fn nodes_at_rest(gateways: &Gateways) -> Result<Vec<NodeView>, SimError> {
+    let (until, whole) = (Instant::now() + TELLING, credits());
     loop {
-        if let Ok(Response::Stats(stats)) = gateway.ask(&Request::Stats).await
-            && stats.sessions == nodes
-            && open(&stats) == 0
-        {
-            return true;
-        }
-        if Instant::now() >= until {
-            return false;
+        let nodes = nodes(gateways).await?;
+        let at_rest = |node: &NodeView| node.state == "connected" && node.free_credits == whole;
+        if nodes.iter().all(at_rest) || Instant::now() >= until {
+            return Ok(nodes);
         }
         sleep(POLL).await;
     }
 }
 
-/// Commands that have not ended.
-pub fn open(stats: &Stats) -> u64 {
-    stats.commands.iter().filter(|(state, _)| !is_terminal(state)).map(|(_, count)| count).sum()
-}
-
-/// Nodes that have a session.
-///
-/// # Errors
-/// The gateway did not answer.
-pub async fn connected(gateway: &GatewayProcess) -> Result<usize, SimError> {
-    match gateway.ask(&Request::Nodes).await? {
-        Response::Nodes(nodes) => Ok(nodes.iter().filter(|node| node.state == "connected").count()),
-        _ => Err(SimError::Answer("nodes")),
-    }
-}
-
-/// Everything that the invariants are judged by.
+/// Everything that the invariants are judged by, beside what is known of the agents already.
 ///
 /// # Errors
 /// The gateway did not answer, or the witness file cannot be read.
 pub async fn collect(
-    gateway: &GatewayProcess,
-    handed: BTreeMap<CommandId, Handed>,
+    gateway: &Gateways,
+    mut evidence: Evidence,
     witness: &Path,
 ) -> Result<Evidence, SimError> {
+    evidence.nodes = nodes_at_rest(gateway).await?;
     let Response::Commands(commands) = gateway.ask(&Request::History).await? else {
         return Err(SimError::Answer("history"));
     };
@@ -87,26 +116,26 @@ pub async fn collect(
             _ => return Err(SimError::Answer("events")),
         }
     }
-    let mut evidence = Evidence { handed, commands, events, ..Evidence::default() };
+    (evidence.commands, evidence.events) = (commands, events);
+    evidence.credits = credits();
+    evidence.gateways = gateway.count();
     let until = Instant::now() + TELLING;
     loop {
         read_told(gateway, &mut evidence).await?;
-        let ends = evidence.told_ends();
-        if evidence.ended_by_nodes().all(|row| ends.contains_key(row.id.as_str())) || Instant::now() >= until
-        {
+        if every_end_told(&evidence) || Instant::now() >= until {
             break;
         }
         sleep(POLL).await;
     }
     let path = witness.to_owned();
-    let read = tokio::task::spawn_blocking(move || read_witness(&path)).await;
+    let read = blocking::run(move || read_witness(&path)).await;
     let runs = read.unwrap_or_else(|error| Err(std::io::Error::other(error)));
     evidence.witness = runs.map_err(|source| SimError::Witness { path: witness.to_owned(), source })?;
     Ok(evidence)
 }
 
 /// Reads on in the nodes' events.
-async fn read_told(gateway: &GatewayProcess, evidence: &mut Evidence) -> Result<(), SimError> {
+async fn read_told(gateway: &Gateways, evidence: &mut Evidence) -> Result<(), SimError> {
     loop {
         let after = evidence.told.last().map_or(0, |event| event.number);
         match gateway.ask(&Request::NodeEvents { node: None, after }).await? {

@@ -1,35 +1,27 @@
-//! How long nodes were away: from a restart to the next Welcome, by the gateway's events.
+//! How long nodes were away: from the moment at which one could come back to its next Welcome, by the gateways' events.
 
 use std::collections::BTreeMap;
 
-use super::history::Evidence;
-use crate::model::NodeId;
+use super::faults::{Blow, Outage};
+use super::history::{Evidence, Moment, Struck};
 
-/// A restart, in ms of this machine's wall clock, which the gateway on it shares.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Restart {
-    /// One agent.
-    Agent(usize, i64),
-    /// The gateway: every agent has to come back.
-    Gateway(i64),
-}
-
-/// Times from a restart to the node's next `node.connected`, ms. A restart that another one overtakes before the
-/// node is back counts for nothing: the later one counts.
-pub fn times(evidence: &Evidence, nodes: &[NodeId], restarts: &[Restart]) -> Vec<i64> {
+/// Times from a moment to the node's next `node.connected`, ms. One that another moment overtakes before the node is
+/// back counts for nothing: the later one counts.
+pub fn times(evidence: &Evidence) -> Vec<i64> {
     let mut connected = BTreeMap::<&str, Vec<i64>>::new();
     for event in evidence.events.iter().filter(|event| event.kind == "node.connected") {
         connected.entry(event.node.as_str()).or_default().push(event.at_ms);
     }
     let mut times = Vec::new();
-    for (index, node) in nodes.iter().enumerate() {
-        let mut own: Vec<i64> = restarts
-            .iter()
-            .filter_map(|restart| match *restart {
-                Restart::Agent(agent, at) => (agent == index).then_some(at),
-                Restart::Gateway(at) => Some(at),
-            })
-            .collect();
+    for (index, node) in evidence.agents.iter().enumerate() {
+        let away = |moment: &Moment| match moment.what {
+            Struck::Agent(agent, blow) => agent == index && loses_session(blow),
+            // Of several gateways nobody knows here which one the node was with.
+            Struck::Gateway(_, Outage::Kill) => evidence.gateways == 1,
+            Struck::Gateway(..) => false,
+        };
+        let mut own: Vec<i64> =
+            evidence.moments.iter().filter(|moment| away(moment)).map(|moment| moment.at_ms).collect();
         own.sort_unstable();
         let back = connected.remove(node.as_str()).unwrap_or_default();
         times.extend(own.iter().enumerate().filter_map(|(nth, from)| {
@@ -40,10 +32,26 @@ pub fn times(evidence: &Evidence, nodes: &[NodeId], restarts: &[Restart]) -> Vec
     times
 }
 
+/// Whether a node certainly has to dial again.
+fn loses_session(blow: Blow) -> bool {
+    match blow {
+        Blow::Kill | Blow::KillAt(_) | Blow::Reboot | Blow::RebootCommand | Blow::JournalLoss | Blow::Cut => {
+            true
+        }
+        Blow::DiskFull
+        | Blow::ClockJump(_)
+        | Blow::Clone
+        | Blow::HalfOpen
+        | Blow::Latency(_)
+        | Blow::Loss => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::gateway::control::EventView;
+    use crate::model::NodeId;
 
     #[test]
     fn a_restart_lasts_until_the_next_welcome_unless_another_one_overtakes_it() {
@@ -55,9 +63,16 @@ mod tests {
             detail: serde_json::Value::Null,
         };
         let events = vec![event("n-0", 10), event("n-1", 11), event("n-0", 130), event("n-1", 450)];
-        let evidence = Evidence { events, ..Evidence::default() };
-        let nodes = ["n-0", "n-1"].map(|id| NodeId::new(id).expect("an id"));
-        let restarts = [Restart::Gateway(100), Restart::Agent(1, 300)];
-        assert_eq!(times(&evidence, &nodes, &restarts), [30, 150]);
+        let agents = ["n-0", "n-1"].map(|id| NodeId::new(id).expect("an id")).to_vec();
+        let moments = [
+            (100, Struck::Gateway(0, Outage::Kill)),
+            (300, Struck::Agent(1, Blow::Kill)),
+            (440, Struck::Agent(1, Blow::DiskFull)),
+        ];
+        let moments = moments.map(|(at_ms, what)| Moment { at_ms, what }).to_vec();
+        let evidence = Evidence { events, agents, moments, gateways: 1, ..Evidence::default() };
+        assert_eq!(times(&evidence), [30, 150]);
+        let several = Evidence { gateways: 3, ..evidence };
+        assert_eq!(times(&several), [150]);
     }
 }

@@ -6,21 +6,12 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::Options;
+use super::faults::Counts;
 use super::history::Evidence;
 use super::invariants::Verdict;
 use super::load::Class;
+use super::reconnect;
 use crate::model::CommandId;
-
-/// Kills that were carried out.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Faults {
-    /// Agents.
-    pub agents: usize,
-    /// Machines restarted.
-    pub machines: usize,
-    /// The gateway.
-    pub gateway: usize,
-}
 
 /// How commands ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -73,18 +64,20 @@ pub struct Report {
     pub options: Options,
     /// Agents connected when the run ended.
     pub connected: usize,
-    /// What was broken.
-    pub faults: Faults,
+    /// How often each fault was carried out, by name.
+    pub faults: Counts,
     /// First dispatch to the gateway's receipt of ACCEPTED.
     pub accept: Samples,
     /// ACCEPTED to the result, at the gateway; commands that sleep are left out.
     pub result: Samples,
-    /// From a restart (of the agent, or of the gateway) to the node's next Welcome.
+    /// From a restart or a cut to the node's next Welcome.
     pub reconnect: Samples,
     /// Growth of this process's resident memory, KiB an agent.
     pub memory_kib: u64,
     /// What became of the invariants.
     pub verdicts: Vec<Verdict>,
+    /// Invariants that nothing is said about, since only the gateway could show whether they held.
+    pub not_judged: Vec<&'static str>,
     /// Whatever else went wrong: an agent that stopped by itself, a run that did not settle.
     pub troubles: Vec<String>,
     ends: Ends,
@@ -105,11 +98,12 @@ impl Report {
             ends: ends(evidence),
             options,
             verdicts,
-            connected: 0,
-            faults: Faults::default(),
-            reconnect: Samples::default(),
+            connected: evidence.nodes.iter().filter(|node| node.state == "connected").count(),
+            faults: Counts::new(),
+            reconnect: Samples::new(reconnect::times(evidence)),
             memory_kib: 0,
             troubles: Vec::new(),
+            not_judged: Vec::new(),
         }
     }
 
@@ -130,9 +124,10 @@ impl Report {
         };
         let options = &self.options;
         let mut text = format!(
-            "nodes     {} ({} connected)   gateways 1   seed {}   {} s   chaos {}\n",
+            "nodes     {} ({} connected)   gateways {}   seed {}   {} s   chaos {}\n",
             options.nodes,
             self.connected,
+            options.gateways,
             options.seed,
             options.duration.as_secs(),
             options.chaos.name(),
@@ -140,7 +135,7 @@ impl Report {
         let _ = write!(
             text,
             "commands  {}   succeeded {}   failed {} ({asked})   interrupted {}   expired {}   duplicates {}   lost {}\n\
-             faults    agents killed {}   machines rebooted {}   gateway killed {}\n\
+             faults    {}\n\
              latency   dispatch→accepted {}   accepted→result {}   reconnect {}\n\
              memory    {} KiB an agent\n",
             grouped(total),
@@ -150,9 +145,7 @@ impl Report {
             grouped(expired),
             grouped(duplicates),
             grouped(lost),
-            self.faults.agents,
-            self.faults.machines,
-            self.faults.gateway,
+            self.faults_text(),
             self.accept.text(),
             self.result.text(),
             self.reconnect.text(),
@@ -168,12 +161,40 @@ impl Report {
         {
             let _ = writeln!(text, "{} broken: {}", what.0, what.1);
         }
+        if !self.not_judged.is_empty() {
+            let ids = self.not_judged.join(", ");
+            let _ = writeln!(
+                text,
+                "not judged: {ids}; only the gateway's own history could show whether they held"
+            );
+        }
         for trouble in &self.troubles {
             let _ = writeln!(text, "trouble: {trouble}");
         }
-        let result = if self.held() { "every invariant held" } else { "NOT every invariant held" };
+        let result = if self.held() {
+            if self.not_judged.is_empty() {
+                "every invariant held"
+            } else {
+                "every invariant that was judged held"
+            }
+        } else {
+            "NOT every invariant held"
+        };
         let _ = writeln!(text, "{result}; replay: {}", options.command_line());
         text
+    }
+
+    /// A few to a line.
+    fn faults_text(&self) -> String {
+        const A_LINE: usize = 5;
+        let each: Vec<String> =
+            self.faults.iter().map(|(name, count)| format!("{name} {}", grouped(*count))).collect();
+        match each.is_empty() {
+            true => "none".into(),
+            false => {
+                each.chunks(A_LINE).map(|line| line.join("   ")).collect::<Vec<_>>().join("\n          ")
+            }
+        }
     }
 
     /// One object in one line.
@@ -192,15 +213,12 @@ impl Report {
                 "succeeded": succeeded, "failed": failed, "interrupted": interrupted, "expired": expired,
                 "unended": unended, "duplicates": duplicates, "lost": lost,
             },
-            "faults": {
-                "agents_killed": self.faults.agents,
-                "machines_rebooted": self.faults.machines,
-                "gateway_killed": self.faults.gateway,
-            },
+            "faults": self.faults,
             "latency_ms": {
                 "accept": self.accept.json(), "result": self.result.json(), "reconnect": self.reconnect.json(),
             },
             "memory": { "kib_per_agent": self.memory_kib },
+            "not_judged": self.not_judged,
             "troubles": self.troubles,
             "replay": self.options.command_line(),
         })
@@ -217,7 +235,8 @@ fn ends(evidence: &Evidence) -> Ends {
             ("expired", _) | (_, "expired") => ends.expired += 1,
             ("failed" | "rejected" | "cancelled", _) => {
                 ends.failed += 1;
-                ends.failed_unasked += usize::from(class != Some(Class::Fails));
+                let asked = matches!(class, Some(Class::Fails | Class::Cancelled(_)));
+                ends.failed_unasked += usize::from(!asked && row.reason != "journal-lost");
             }
             _ => ends.unended += 1,
         }

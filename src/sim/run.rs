@@ -5,17 +5,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::agent::{Agent, AgentError};
-use super::drive::Drive;
-use super::fleet::Fleet;
-use super::gateway_process::{GatewayError, GatewayProcess};
+use super::agent::Plan;
+use super::drive::{Drive, Driven};
+use super::faults::Tally;
+use super::fleet::Diary;
+use super::gateway_process::{GatewayError, Shape};
+use super::gateways::Gateways;
+use super::history::Evidence;
 use super::invariants::judge;
 use super::live::{self, Counts};
 use super::observe;
-use super::reconnect::{self, Restart};
-use super::report::{Faults, Report, Samples};
-use super::{Options, seed};
+use super::page;
+use super::report::Report;
+use super::settle::settled;
+use super::spread::{Agents, ChildStart, SpreadError};
+use super::{Options, seed, skew};
 use crate::clock::{Clock, SystemClock};
+use crate::model::NodeId;
 
 /// Why a run says nothing about the invariants.
 #[derive(Debug, thiserror::Error)]
@@ -23,9 +29,12 @@ pub enum SimError {
     /// The gateway.
     #[error(transparent)]
     Gateway(#[from] GatewayError),
-    /// An agent could not join.
-    #[error("an agent could not join")]
-    Join(#[source] AgentError),
+    /// The agents.
+    #[error(transparent)]
+    Agents(#[from] SpreadError),
+    /// There is no port for a gateway.
+    #[error("no free port for a gateway")]
+    Port(#[source] io::Error),
     /// A directory below the run's.
     #[error("cannot make {path}")]
     Work {
@@ -42,84 +51,141 @@ pub enum SimError {
         /// Why.
         source: io::Error,
     },
+    /// The ticket of somebody else's gateway.
+    #[error("cannot read the ticket {path}")]
+    Ticket {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The report's page.
+    #[error("cannot write the report to {path}")]
+    Page {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// The gateway answered something else than what was asked.
     #[error("the gateway's answer to {0} was of another kind")]
     Answer(&'static str),
 }
 
-/// Longest wait for the first connections.
+/// Longest wait for the first connections, and until all is done after the last fault; longer by the time in which so
+/// many nodes are admitted.
 const CONNECT: Duration = Duration::from_secs(30);
-/// Longest wait, once faults have stopped, until every command has ended and every node is back.
-const SETTLE: Duration = Duration::from_secs(90);
+pub(super) const SETTLE: Duration = Duration::from_secs(120);
+const ADMITTED_A_SECOND: usize = 100;
 
-/// Runs it, with all files below `work`. `exe` is this program: the gateway is started from it.
+/// At least so long, and longer for many nodes.
+pub(super) fn patience(least: Duration, nodes: usize) -> Duration {
+    least + Duration::from_secs(u64::try_from(nodes / ADMITTED_A_SECOND).unwrap_or(0))
+}
+
+/// Runs it, with all files below `work`. `exe` is this program: gateways, and agents beyond what one process may hold,
+/// are started from it.
 ///
 /// # Errors
 /// See [`SimError`]. An invariant that did not hold is in the report.
 pub async fn run(options: Options, exe: PathBuf, work: &Path) -> Result<Report, SimError> {
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let mut gateway_chance = seed::stream(options.seed, "gateway", 0);
-    let gateway = Arc::new(GatewayProcess::start(exe, work, &mut gateway_chance).await?);
-    let homes = work.join("nodes");
-    std::fs::create_dir(&homes).map_err(|source| SimError::Work { path: homes.clone(), source })?;
-    let agents: Vec<Agent> =
-        (0..options.nodes).map(|index| Agent::new(&homes, options.seed, index)).collect();
-    let ticket = observe::ticket(&gateway, options.nodes).await?;
-    let nodes = Fleet::join(&agents, &ticket).await.map_err(SimError::Join)?;
-
-    let before_kib = resident_kib();
-    let fleet = Fleet::start(agents, &clock);
-    let counts = Arc::new(Counts::default());
-    let line = tokio::spawn(live::show(options.nodes, gateway.clone(), counts.clone()));
+    let run = Run::start(&options, &exe, work).await?;
     let mut troubles = Vec::new();
-    if !observe::settled(&gateway, options.nodes, CONNECT).await {
-        troubles.push(format!("not every node was connected {} s after its start", CONNECT.as_secs()));
+    let line = live::show(options.nodes, run.gateways.clone(), run.counts.clone(), run.tally.clone());
+    let line = tokio::spawn(line);
+    let connect = patience(CONNECT, options.nodes);
+    if !settled(&run.gateways, options.nodes, connect).await {
+        troubles.push(format!("not every node was connected {} s after its start", connect.as_secs()));
     }
-
     let witness = work.join("witness");
-    let drive = Drive {
-        options: &options,
-        gateway: &gateway,
-        fleet: &fleet,
-        counts: &counts,
-        clock: &*clock,
-        nodes: &nodes,
-        witness: &witness,
-    };
-    let driven = drive.run().await?;
-    let grown_kib = resident_kib().saturating_sub(before_kib);
-    if !observe::settled(&gateway, options.nodes, SETTLE).await {
-        troubles.push(format!("not everything had settled {} s after the last fault", SETTLE.as_secs()));
+    let (driven, diary, grown_kib) = run.broken(&options, &witness).await?;
+    troubles.extend(driven.troubles);
+    let mut moments = driven.moments;
+    moments.extend(diary.moments);
+    moments.sort_by_key(|moment| moment.at_ms);
+    let settle = patience(SETTLE, options.nodes);
+    if !settled(&run.gateways, options.nodes, settle).await {
+        troubles.push(format!("not everything had settled {} s after the last fault", settle.as_secs()));
     }
     line.abort();
     live::clear();
 
-    let evidence = observe::collect(&gateway, driven.handed, &witness).await?;
-    let connected = observe::connected(&gateway).await?;
-    let diary = fleet.stop().await;
-    troubles.extend(driven.troubles);
+    let old = (0..options.nodes).filter(|agent| skew::is_old(*agent, options.skew)).collect();
+    let known = Evidence { handed: driven.handed, agents: run.nodes, moments, old, ..Evidence::default() };
+    let mut evidence = observe::collect(&run.gateways, known, &witness).await?;
+    let diary = run.agents.stop().await?;
+    (evidence.boots, evidence.owed) = (diary.boots, diary.owed);
     troubles.extend(diary.troubles);
-    let agent_restarts = diary.restarts.iter().map(|(agent, at)| Restart::Agent(*agent, *at));
-    let restarts: Vec<Restart> = agent_restarts.chain(driven.gateway_restarts).collect();
-    let away = reconnect::times(&evidence, &nodes, &restarts);
-
-    let nodes = u64::try_from(options.nodes.max(1)).unwrap_or(u64::MAX);
     let mut report = Report::new(options, &evidence, judge(&evidence));
-    report.connected = connected;
-    report.faults = Faults {
-        agents: Counts::get(&counts.agents_killed),
-        machines: Counts::get(&counts.machines_rebooted),
-        gateway: Counts::get(&counts.gateway_killed),
-    };
-    report.reconnect = Samples::new(away);
-    report.memory_kib = grown_kib / nodes;
+    report.faults = run.tally.counts();
+    report.memory_kib = grown_kib / u64::try_from(report.options.nodes.max(1)).unwrap_or(u64::MAX);
     report.troubles = troubles;
+    if let Some(path) = report.options.page.clone() {
+        let html = page::page(&report, &evidence);
+        std::fs::write(&path, html).map_err(|source| SimError::Page { path, source })?;
+    }
     Ok(report)
 }
 
-/// Resident memory of this process, KiB; 0 where the kernel does not say.
-fn resident_kib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    line.and_then(|line| line.trim().trim_end_matches(" kB").trim().parse().ok()).unwrap_or(0)
+/// What runs.
+struct Run {
+    clock: Arc<dyn Clock>,
+    gateways: Arc<Gateways>,
+    agents: Agents,
+    nodes: Vec<NodeId>,
+    counts: Arc<Counts>,
+    tally: Arc<Tally>,
+}
+
+impl Run {
+    /// Starts gateways, joins and starts agents.
+    async fn start(options: &Options, exe: &Path, work: &Path) -> Result<Self, SimError> {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let mut chance = seed::stream(options.seed, "gateway", 0);
+        let shape = Shape::new(options.gateways, options.heartbeat, &mut chance).map_err(SimError::Port)?;
+        let gateways = Arc::new(Gateways::start(exe, work, &shape).await?);
+        let plan = Plan {
+            homes: make_dir(work, "nodes")?,
+            seed: options.seed,
+            skew: options.skew,
+            gateways: shape.addresses,
+            run: None,
+        };
+        let ticket = observe::ticket(&gateways, options.nodes).await?;
+        let (counts, tally) = (Arc::new(Counts::default()), Arc::new(Tally::default()));
+        let start = ChildStart { exe, work, clock: &clock, tally: &tally };
+        let (mut agents, nodes) =
+            Agents::join(&plan, options.nodes, options.per_process, start, &ticket).await?;
+        agents.start(&clock, &tally).await?;
+        Ok(Self { clock, gateways, agents, nodes, counts, tally })
+    }
+
+    /// Load and chaos; then what the agents wrote down, and by how much their processes have grown, KiB.
+    async fn broken(&self, options: &Options, witness: &Path) -> Result<(Driven, Diary, u64), SimError> {
+        let drive = Drive {
+            options,
+            gateways: &self.gateways,
+            agents: &self.agents,
+            counts: &self.counts,
+            tally: &self.tally,
+            clock: &*self.clock,
+            nodes: &self.nodes,
+            witness,
+        };
+        let driven = drive.run().await?;
+        let (diary, grown_kib) = self.agents.told().await?;
+        Ok((driven, diary, grown_kib))
+    }
+}
+
+/// A directory of a run.
+///
+/// # Errors
+/// It cannot be made.
+pub fn make_dir(work: &Path, name: &str) -> Result<PathBuf, SimError> {
+    let path = work.join(name);
+    match std::fs::create_dir(&path) {
+        Ok(()) => Ok(path),
+        Err(source) => Err(SimError::Work { path, source }),
+    }
 }

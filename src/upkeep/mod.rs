@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep_until};
 pub use conditions::{Condition, Conditions};
 pub use floors::{Floors, FloorsError};
 
+use crate::blocking;
 use crate::identity::{Identity, join_again};
 use crate::journal::{Journal, Trouble};
 use crate::model::ServerTime;
@@ -93,7 +94,7 @@ impl Upkeep {
     async fn look(&self, count: bool) {
         let (journal, state) = (self.journal.clone(), self.state.clone());
         let troubled = !self.journal.troubles().is_empty();
-        let looked = tokio::task::spawn_blocking(move || {
+        let looked = blocking::run(move || {
             if count {
                 journal.count_files();
             }
@@ -114,7 +115,7 @@ impl Upkeep {
     async fn write_floors(&mut self) -> bool {
         self.floors.raise_mark(self.working.now());
         let (floors, state) = (self.floors.clone(), self.state.clone());
-        let written = tokio::task::spawn_blocking(move || floors.write(&state)).await;
+        let written = blocking::run(move || floors.write(&state)).await;
         match written {
             Ok(Ok(())) => return true,
             Ok(Err(FloorsError::State(error))) => self.journal.file_written(Some(trouble(&error))),

@@ -26,6 +26,7 @@ use tonic::body::Body;
 use super::link::{EndKind, Endpoint, LinkEnd, Validity};
 use super::status;
 use crate::model::{Reason, ServerTime};
+use crate::ports::Connect;
 
 pub use link::GrpcDialer;
 
@@ -53,16 +54,17 @@ impl Drop for Connection {
     }
 }
 
-/// Opens a connection: name, connect, TLS, HTTP/2. The caller sets the deadline ([`super::link::DIAL_DEADLINE`]).
+/// Opens a connection: a byte stream, TLS, HTTP/2. The caller sets the deadline ([`super::link::DIAL_DEADLINE`]).
 ///
 /// # Errors
 /// Why there is no connection.
 pub async fn connect(
     endpoint: &Endpoint,
     tls: &Arc<ClientConfig>,
+    bytes: &dyn Connect,
     keep_alive: Duration,
 ) -> Result<Connection, LinkEnd> {
-    let tls = dial::tls(endpoint, tls).await?;
+    let tls = dial::tls(endpoint, tls, bytes).await?;
     let server = tls.get_ref().1.peer_certificates().and_then(|chain| chain.first());
     // The handshake has read it already; without it the first time that this gateway tells could not be judged.
     let (server, validity) = server

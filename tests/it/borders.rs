@@ -95,7 +95,7 @@ fn the_agent_never_names_the_gateway_the_simulator_or_the_command_line() {
 #[test]
 fn the_gateway_never_names_the_agent() {
     let agent = |name: &str| {
-        let shared = ["clock", "wire"];
+        let shared = ["clock", "ports", "wire"];
         ["sim", "cli"].contains(&name) || (AGENT.contains(&name) && !shared.contains(&name))
     };
     assert_eq!(crossings(|file| file.module() == "gateway", agent), Vec::<String>::new());

@@ -76,9 +76,13 @@ const AT_ONCE: usize = 4;
 
 /// Runs a case for each step, some at a time, and fails with every step that failed.
 fn for_each<T: Sync>(steps: &[T], case: impl Fn(&T) + Sync) {
+    for_each_of(AT_ONCE, steps, case);
+}
+
+fn for_each_of<T: Sync>(at_once: usize, steps: &[T], case: impl Fn(&T) + Sync) {
     let (next, panicked) = (Mutex::new(steps.iter()), Mutex::new(0));
     std::thread::scope(|scope| {
-        for _ in 0..AT_ONCE {
+        for _ in 0..at_once {
             scope.spawn(|| {
                 loop {
                     let step = next.lock().expect("no case panics with the lock").next();
@@ -115,7 +119,11 @@ fn every_step_is_killed_somewhere() {
     let covered: Vec<&str> = node
         .chain(supervisor)
         .chain(others)
-        .chain([failpoint::GATEWAY_JOINED.name(), failpoint::SUPERVISOR_STARTED.name()])
+        .chain([
+            failpoint::GATEWAY_JOINED.name(),
+            failpoint::SUPERVISOR_STARTED.name(),
+            failpoint::JOURNAL_HALF_ASIDE.name(),
+        ])
         .collect();
     let missing: Vec<_> =
         failpoint::ALL.iter().map(|step| step.name()).filter(|name| !covered.contains(name)).collect();
@@ -267,18 +275,27 @@ fn a_supervisor_that_dies_before_its_record_has_started_nothing_and_another_is_t
 
 /// A program that has started and ends once a file is there.
 fn waiting_program(lab: &Lab) -> (bcd::model::CommandId, std::path::PathBuf) {
-    let (up, go) = (lab.path("up"), lab.path("go"));
+    waiting_program_named(lab, "one", "up")
+}
+
+/// The same under a name, telling its pid in a file of the lab.
+fn waiting_program_named(lab: &Lab, name: &str, up: &str) -> (bcd::model::CommandId, std::path::PathBuf) {
+    let (up, go) = (lab.path(up), lab.path("go"));
     let rest = format!(
         "; echo $$ > {}; while ! [ -e {} ]; do sleep 0.02; done; echo true result",
         up.display(),
         go.display()
     );
-    (lab.enqueue_program("one", &rest), go)
+    (lab.enqueue_program(name, &rest), go)
 }
 
 fn program_is_up(lab: &Lab) -> u32 {
+    pid_in(lab, "up")
+}
+
+fn pid_in(lab: &Lab, up: &str) -> u32 {
     until("the program's pid", || {
-        let text = std::fs::read_to_string(lab.path("up")).ok()?;
+        let text = std::fs::read_to_string(lab.path(up)).ok()?;
         text.trim().parse::<u32>().ok()
     })
 }
@@ -326,4 +343,74 @@ fn a_program_survives_the_stop_of_its_node_and_ends_while_none_runs() {
     until("the program's end", || (!alive(pid)).then_some(()));
     lab.start_node(None);
     check_true_result(&lab, &id);
+}
+
+/// Puts a file of other bytes in the place of `bcd`, as a package does: beside it, then renamed over it.
+fn upgrade(lab: &Lab) {
+    use std::io::Write as _;
+    let new = lab.path("bcd.new");
+    std::fs::copy(&lab.program, &new).expect("a copy");
+    let mut file = std::fs::OpenOptions::new().append(true).open(&new).expect("a file");
+    // Behind what the kernel loads.
+    file.write_all(b"another release").expect("written");
+    drop(file);
+    std::fs::rename(&new, &lab.program).expect("replaced");
+}
+
+#[test]
+fn programs_survive_the_replacement_of_the_daemons_file_and_the_new_daemon_delivers_their_true_results() {
+    let mut lab = Lab::joined();
+    let program = lab.path("bcd");
+    std::fs::copy(&lab.program, &program).expect("a copy");
+    lab.program = program;
+    lab.start_node(None);
+    let (before, go) = waiting_program_named(&lab, "before", "up-before");
+    let first = pid_in(&lab, "up-before");
+    upgrade(&lab);
+    // The old daemon, of which there is no file any more, starts a supervisor of its own release.
+    let (after, _) = waiting_program_named(&lab, "after", "up-after");
+    let second = pid_in(&lab, "up-after");
+    assert!(lab.node().terminate().success(), "{}", lab.logs());
+    lab.start_node(None);
+    lab.probe();
+    assert!(alive(first) && alive(second), "an upgrade ends no program");
+    std::fs::write(go, "").expect("a file");
+    for (id, name) in [(before, "before"), (after, "after")] {
+        let view = lab.ended(&id);
+        check_once(&lab, "upgrade", name, &view);
+        assert_eq!(view.state, "succeeded", "{view:?}\n{}", lab.logs());
+        let output: serde_json::Value = serde_json::from_str(&view.output).expect("JSON");
+        assert_eq!(output["stdout"]["size"], "true result\n".len(), "{output}");
+    }
+    until("their ends", || (!alive(first) && !alive(second)).then_some(()));
+}
+
+#[test]
+fn a_node_killed_between_the_two_halves_of_moving_a_journal_aside_keeps_both_and_runs_nothing_twice() {
+    let mut lab = Lab::joined();
+    let id = lab.enqueue_program("one", "");
+    lab.start_node(None);
+    lab.ended(&id);
+    lab.kill_node();
+    // Neither the file nor its log can be read any more; each is told by its length.
+    let file = |name: &str| lab.path("node").join(name);
+    std::fs::write(file("journal.db"), vec![b'x'; 8191]).unwrap();
+    std::fs::write(file("journal.db-wal"), vec![b'y'; 4095]).unwrap();
+    let step = failpoint::JOURNAL_HALF_ASIDE.name();
+    lab.start_node(Some(step));
+    lab.node().wait_killed(step);
+    assert!(!lab.path("node/journal.db").exists() && lab.path("node/journal.db-wal").exists());
+
+    lab.start_node(None);
+    lab.probe();
+    assert_eq!(lab.runs("one"), 1, "{}", lab.logs());
+    let entries = std::fs::read_dir(lab.path("node")).unwrap().map(Result::unwrap);
+    let mut aside: Vec<(String, u64)> = entries
+        .map(|entry| (entry.file_name().into_string().unwrap(), entry.metadata().unwrap().len()))
+        .filter(|(name, _)| name.contains("corrupt") || name.contains("stray"))
+        .collect();
+    aside.sort();
+    let lengths: Vec<u64> = aside.iter().map(|(_, length)| *length).collect();
+    assert_eq!(lengths, [8191, 4095], "{aside:?}");
+    assert_eq!(aside[1].0, format!("{}-wal", aside[0].0), "the log lies beside its journal");
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use bcd::gateway::control::{Request, Response};
+use bcd::gateway::control::{CommandView, Request, Response};
 use bcd::model::CommandId;
 use serde_json::json;
 use serde_json::value::to_raw_value;
@@ -22,6 +22,22 @@ impl Mount {
     fn tmpfs(path: &Path, options: &str) -> Option<Self> {
         std::fs::create_dir_all(path).unwrap();
         Self::mounted(path, &["-t", "tmpfs", "-o", &format!("{options},mode=700"), "bcd-test"])
+    }
+
+    /// An ext4 of 48 MiB in a file at `image`. None where this user may not mount.
+    fn ext4(path: &Path, image: &Path) -> Option<Self> {
+        std::fs::create_dir_all(path).unwrap();
+        std::fs::File::create(image).unwrap().set_len(48 << 20).unwrap();
+        match Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0"]).arg(image).output() {
+            Ok(made) => assert!(made.status.success(), "{}", shown(&made)),
+            Err(error) => {
+                eprintln!("SKIPPED: no mkfs.ext4 here: {error}");
+                return None;
+            }
+        }
+        let mount = Self::mounted(path, &["-o", "loop", &image.to_string_lossy()])?;
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        Some(mount)
     }
 
     fn mounted(path: &Path, arguments: &[&str]) -> Option<Self> {
@@ -49,10 +65,15 @@ impl Drop for Mount {
     }
 }
 
-/// A lab whose node's state directory is a small disk, with the node running.
+/// A lab whose node's state directory is a small tmpfs, with the node running.
 fn lab_on(options: &str) -> Option<(Lab, Mount)> {
+    lab_on_disk(|lab| Mount::tmpfs(&lab.path("node"), options))
+}
+
+/// A lab whose node's state directory is a disk, with the node running.
+fn lab_on_disk(mount: impl FnOnce(&Lab) -> Option<Mount>) -> Option<(Lab, Mount)> {
     let mut lab = Lab::new();
-    let mount = Mount::tmpfs(&lab.path("node"), options)?;
+    let mount = mount(&lab)?;
     let joined = lab.join(&lab.ticket(1));
     assert!(joined.status.success(), "{}", shown(&joined));
     lab.start_node(None);
@@ -94,8 +115,24 @@ fn slow_program(lab: &Lab) -> CommandId {
     id
 }
 
+/// The true result of [`slow_program`].
+fn check_slow(view: &CommandView) {
+    assert_eq!(view.state, "succeeded", "no result is lost: {view:?}");
+    let output: serde_json::Value = serde_json::from_str(&view.output).expect("JSON");
+    assert_eq!((&output["exit_status"], &output["stdout"]["size"]), (&json!(0), &json!(40_000)), "{output}");
+}
+
+/// How the program fares that ends during a fault.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Slow {
+    /// It is told during the fault: its room was set aside.
+    Told,
+    /// It waits with the supervisor until the disk takes a write.
+    Waits,
+}
+
 /// What holds during each of these faults, and after it: `begin` brings it about, `end` ends it.
-fn survives(lab: &mut Lab, why: &str, begin: impl FnOnce(&Lab), end: impl FnOnce(&Lab)) {
+fn survives(lab: &mut Lab, (why, slow_ends): (&str, Slow), begin: impl FnOnce(&Lab), end: impl FnOnce(&Lab)) {
     let pid = status(lab)["pid"].clone();
     let slow = slow_program(lab);
     begin(lab);
@@ -107,15 +144,17 @@ fn survives(lab: &mut Lab, why: &str, begin: impl FnOnce(&Lab), end: impl FnOnce
     assert_eq!(during["session"]["state"], "live", "{during}");
     let text = shown(&lab.bcd(&["status"], None).output().unwrap());
     assert!(text.contains(&format!("condition    {why} for ")), "{text}");
-    // What runs may end; its supervisor keeps the outcome until the disk takes the record.
     std::fs::write(lab.path("gate"), "").unwrap();
+    if slow_ends == Slow::Told {
+        check_slow(&lab.ended(&slow));
+        assert_eq!(conditions(lab), [why], "the disk is as it was");
+    }
     let waits = lab.enqueue_program("waits", "");
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(lab.runs("waits"), 0);
 
     end(lab);
-    let slow_ended = lab.ended(&slow);
-    assert_eq!(slow_ended.state, "succeeded", "no result is lost: {slow_ended:?}");
+    check_slow(&lab.ended(&slow));
     let view = lab.ended(&waits);
     assert_eq!((view.state.as_str(), lab.runs("waits"), lab.runs("slow")), ("succeeded", 1, 1), "{view:?}");
     until("the end of the condition", || conditions(lab).is_empty().then_some(()));
@@ -138,7 +177,15 @@ fn fill(path: &Path) {
 fn a_full_disk_refuses_commands_loses_no_result_and_all_resumes_with_space() {
     let Some((mut lab, _mount)) = lab_on("size=40m") else { return };
     let filler = lab.path("node/filler");
-    survives(&mut lab, "disk", |_| fill(&filler), |_| std::fs::remove_file(&filler).unwrap());
+    survives(&mut lab, ("disk", Slow::Told), |_| fill(&filler), |_| std::fs::remove_file(&filler).unwrap());
+}
+
+#[test]
+fn a_full_ext4_refuses_commands_loses_no_result_and_all_resumes_with_space() {
+    let disk = |lab: &Lab| Mount::ext4(&lab.path("node"), &lab.path("disk"));
+    let Some((mut lab, _mount)) = lab_on_disk(disk) else { return };
+    let filler = lab.path("node/filler");
+    survives(&mut lab, ("disk", Slow::Told), |_| fill(&filler), |_| std::fs::remove_file(&filler).unwrap());
 }
 
 #[test]
@@ -147,7 +194,7 @@ fn a_disk_without_inodes_refuses_commands_and_all_resumes_with_some() {
     let many = lab.path("node/many");
     survives(
         &mut lab,
-        "disk",
+        ("disk", Slow::Told),
         |_| {
             std::fs::create_dir(&many).unwrap();
             let one = |n: u32| std::fs::File::create(many.join(n.to_string())).is_ok();
@@ -164,7 +211,7 @@ fn a_state_directory_that_turns_read_only_refuses_commands_and_all_resumes_when_
     let over = std::cell::RefCell::new(None);
     survives(
         &mut lab,
-        "read-only",
+        ("read-only", Slow::Waits),
         |_| {
             // The same files under a mount that takes no writes: what is open stays open, as after an error's remount.
             *over.borrow_mut() = Mount::mounted(Path::new(&state), &["--bind", &state]);
@@ -176,14 +223,40 @@ fn a_state_directory_that_turns_read_only_refuses_commands_and_all_resumes_when_
 }
 
 #[test]
-fn a_begun_record_that_cannot_be_written_starts_nothing_says_why_and_all_goes_on_after_it() {
+fn an_outcome_that_cannot_be_written_waits_with_its_supervisor_and_is_told_when_it_can_be() {
+    let mut lab = Lab::joined();
+    lab.start_node(None);
+    for (point, errno) in [("outcome.write", 122), ("outcome.sync", 5)] {
+        let slow = slow_program(&lab);
+        std::fs::write(lab.path("faults"), format!("{point} {errno}\n")).unwrap();
+        std::fs::write(lab.path("gate"), "").unwrap();
+        until(point, || {
+            let log = std::fs::read_to_string(lab.path("node.log")).ok()?;
+            log.contains(&format!("the outcome of {slow} cannot be written, and is tried again"))
+                .then_some(())
+        });
+        let view = lab.show(&slow).unwrap();
+        assert_eq!(view.state, "running", "{point}: {view:?}");
+        std::fs::remove_file(lab.path("faults")).unwrap();
+        check_slow(&lab.ended(&slow));
+        for name in ["gate", "witness"] {
+            std::fs::remove_file(lab.path(name)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_record_that_a_program_needs_and_that_cannot_be_made_starts_nothing_says_why_and_all_goes_on_after_it() {
     let mut lab = Lab::joined();
     let faults = lab.path("faults");
     lab.start_node(None);
     lab.probe();
-    for (point, errno, why) in
-        [("begun.create", 28, "disk"), ("begun.write", 122, "disk"), ("begun.sync", 5, "io-error")]
-    {
+    for (point, errno, why) in [
+        ("begun.create", 28, "disk"),
+        ("begun.write", 122, "disk"),
+        ("begun.sync", 5, "io-error"),
+        ("outcome.reserve", 122, "disk"),
+    ] {
         std::fs::write(&faults, format!("{point} {errno}\n")).unwrap();
         let waits = lab.enqueue_program(point, "");
         until(&format!("{point}: the condition"), || (conditions(&lab) == [why]).then_some(()));

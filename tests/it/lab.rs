@@ -77,6 +77,8 @@ pub fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
 pub struct Lab {
     dir: tempfile::TempDir,
     port: u16,
+    /// The file that `bcd` is started from.
+    pub program: PathBuf,
     pub gateway: Option<Process>,
     pub node: Option<Process>,
 }
@@ -85,7 +87,8 @@ impl Lab {
     /// A lab with a running gateway.
     pub fn new() -> Self {
         let dir = tempfile::Builder::new().prefix("bcd-lab-").tempdir().expect("a directory");
-        let mut lab = Self { dir, port: free_port(), gateway: None, node: None };
+        let program = env!("CARGO_BIN_EXE_bcd").into();
+        let mut lab = Self { dir, port: free_port(), program, gateway: None, node: None };
         lab.start_gateway(None);
         lab
     }
@@ -105,7 +108,7 @@ impl Lab {
 
     /// `bcd` with this lab's directories; `step` arms a failpoint.
     pub fn bcd(&self, arguments: &[&str], step: Option<&str>) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_bcd"));
+        let mut command = Command::new(&self.program);
         command
             .args(arguments)
             .env("BCD_STATE", self.path("node"))
@@ -115,6 +118,7 @@ impl Lab {
             // A machine of its own: a reboot is a line in this file, and the node's end.
             .env("BCD_FAKE_BOOT", self.path("boots"))
             .env("BCD_WRITE_FAULTS", self.path("faults"))
+            .env("BCD_FAILPOINT_HITS", self.path("hits"))
             .env_remove("BCD_FAILPOINT")
             .stdin(Stdio::null());
         if let Some(step) = step {
@@ -144,6 +148,12 @@ impl Lab {
         arguments.extend(options);
         self.gateway = Some(self.daemon(&arguments, step, "gateway.log"));
         until("the gateway's control socket", || self.try_ask(&Request::Stats));
+    }
+
+    /// The steps at which processes of this lab have died, in order.
+    pub fn hits(&self) -> Vec<String> {
+        let hits = std::fs::read_to_string(self.path("hits")).unwrap_or_default();
+        hits.lines().map(str::to_owned).collect()
     }
 
     pub fn kill_gateway(&mut self) {
@@ -318,6 +328,16 @@ impl Lab {
         let id = self.enqueue("node.probe", RawValue::from_string("{}".into()).expect("JSON"));
         let view = self.ended(&id);
         assert_eq!(view.state, "succeeded", "{view:?}\n{}", self.logs());
+    }
+
+    /// What both logs say of a command.
+    pub fn logs_about(&self, id: &CommandId) -> String {
+        let about = |name: &str| {
+            let text = std::fs::read_to_string(self.path(name)).unwrap_or_default();
+            let lines: Vec<&str> = text.lines().filter(|line| line.contains(id.as_str())).collect();
+            format!("--- {name} about {id}\n{}\n", lines[lines.len().saturating_sub(60)..].join("\n"))
+        };
+        about("gateway.log") + &about("node.log")
     }
 
     /// The ends of both logs, for a failure's message.

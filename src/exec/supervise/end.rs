@@ -72,6 +72,12 @@ impl Streams {
     }
 }
 
+/// Bytes of an output at most, where so many are kept of each stream: base64 of a head and a tail, twice, and the keys,
+/// numbers and digests beside them.
+pub(super) const fn most_output(limit: usize) -> usize {
+    2 * 4 * (limit / 3 + 2) + 1024
+}
+
 /// Nothing was done.
 pub(super) fn not_started(message: String, streams: Streams) -> Ended {
     Ended { effect: Effect::None, ..failed(Reason::CouldNotStart, message, None, streams) }
@@ -92,11 +98,18 @@ pub(super) fn is_success(status: Option<Status>) -> bool {
     status.is_some_and(|status| status.code == Some(0))
 }
 
-/// A program that its memory limit has ended, or one of its processes.
-pub(super) fn out_of_memory(bytes: u64, kills: u64, status: Option<Status>, streams: Streams) -> Ended {
-    let message = format!(
-        "the program ran into its memory limit of {bytes} bytes, and the kernel killed {kills} of its processes"
-    );
+/// A program that the want of memory has ended, or one of its processes: by its limit, if it has one.
+pub(super) fn out_of_memory(
+    limit: Option<u64>,
+    kills: u64,
+    status: Option<Status>,
+    streams: Streams,
+) -> Ended {
+    let why = match limit {
+        Some(bytes) => format!("the program ran into its memory limit of {bytes} bytes"),
+        None => "the host, or a group around bcd, ran out of memory".to_owned(),
+    };
+    let message = format!("{why}, and the kernel killed {kills} of the program's processes");
     failed(Reason::OutOfMemory, message, status, streams)
 }
 

@@ -62,6 +62,12 @@ impl Plan {
             Some(v2) => plan.groups.push(v2.join(&name)),
             None => plan.groups.extend(own.controller("freezer").map(|(dir, _)| dir.join(&name))),
         }
+        // Without a limit too: the kernel counts there whom it kills for want of memory.
+        if args.memory_bytes.is_none()
+            && let Some((dir, _)) = own.controller("memory")
+        {
+            plan.join(dir.join(&name));
+        }
         if let Some(bytes) = args.memory_bytes {
             let bytes = bytes.to_string();
             plan.limit(&own, &name, "memory", |v2| match v2 {
@@ -105,6 +111,10 @@ impl Plan {
             value,
             needed,
         }));
+        self.join(group);
+    }
+
+    fn join(&mut self, group: PathBuf) {
         if !self.groups.contains(&group) {
             self.groups.push(group);
         }
@@ -154,7 +164,7 @@ impl Plan {
         Ok(entries)
     }
 
-    /// How many processes of the program the kernel has killed for want of memory.
+    /// How many processes of the program the kernel has killed for want of memory; 0 where no group tells.
     pub(super) fn oom_kills(&self) -> u64 {
         self.groups.iter().map(|group| oom_kills(group)).sum()
     }

@@ -18,20 +18,20 @@ const MESSAGE_BYTES: u64 = 6 * COMMAND_BODY_BYTES as u64 + (64 << 10);
 
 /// What a supervisor is to do. It is printed nowhere.
 #[derive(Clone, Serialize, Deserialize)]
-pub(crate) struct Job {
+pub struct Job {
     /// The state directory.
-    pub(crate) state: PathBuf,
+    pub state: PathBuf,
     /// The boot, by the daemon's word.
-    pub(crate) boot_id: BootId,
+    pub boot_id: BootId,
     /// The record that is to be made first; it does not name its supervisor yet.
-    pub(crate) begun: Record,
+    pub begun: Record,
     /// The program.
-    pub(crate) args: ExecArgs,
+    pub args: ExecArgs,
 }
 
 impl Job {
     /// What the program and all that it starts carry in their environment.
-    pub(crate) fn mark(&self) -> Mark {
+    pub(in crate::exec) fn mark(&self) -> Mark {
         Mark::of(&self.begun)
     }
 }

@@ -1,7 +1,8 @@
 //! The supervisor of one program: a process of its own (`bcd supervise`), single-threaded, that outlives the daemon.
 //!
 //! ```text
-//! job over standard input ─▶ begun record (O_EXCL, synced) ─▶ answer ─▶ program … ─▶ all of it gone ─▶ outcome record
+//! job over standard input ─▶ room for the outcome ─▶ begun record (O_EXCL, synced) ─▶ answer ─▶ program …
+//!     ─▶ all of it gone ─▶ outcome record
 //! ```
 //!
 //! The order is what is promised: nothing starts before the record is durable, a record that exists starts nothing, and
@@ -11,6 +12,8 @@
 mod end;
 mod follow;
 pub(super) mod group;
+#[cfg(feature = "fakehw")]
+pub mod imitation;
 pub(super) mod job;
 mod output;
 mod spawn;
@@ -34,13 +37,13 @@ use super::process;
 use crate::clock::{Clock as _, SystemClock};
 use crate::failpoint;
 use crate::journal::begun::Record;
-use crate::journal::{BegunError, Ended};
+use crate::journal::{BegunError, Ended, ReserveError};
 use crate::model::limits::STREAM_BYTES;
 use crate::model::{ExecArgs, Exit, Kind, Outcome};
 
 /// Between SIGTERM and SIGKILL when the arguments say nothing.
 const GRACE: Duration = Duration::from_secs(10);
-/// Between two attempts to write the outcome: a disk that has room again is found soon.
+/// Between two attempts to write the outcome: a disk that takes writes again is found soon.
 const WRITE_AGAIN: Duration = Duration::from_secs(1);
 
 /// The whole process.
@@ -95,15 +98,24 @@ fn begin(job: &Job, plan: &Plan) -> (Answer, Option<Record>) {
         return (Answer::Failed { detail: "cannot read /proc/self/stat".into(), errno: None }, None);
     };
     let begun = Record { supervisor: Some(supervisor.clone()), ..job.begun.clone() };
+    match Ended::reserve(&job.state, &begun, end::most_output(output_limit(&job.args))) {
+        Ok(()) => {}
+        Err(ReserveError::Ended { .. }) => return (Answer::Exists, None),
+        Err(error @ ReserveError::Io { .. }) => return (failed(&error, error.errno()), None),
+    }
     match begun.create(&job.state) {
         Ok(_) => (Answer::Durable(supervisor), Some(begun)),
         Err(BegunError::AlreadyExists { .. }) => (Answer::Exists, None),
         Err(error @ BegunError::Io { .. }) => {
-            let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
-            let detail = format!("{error}{}", cause.unwrap_or_default());
-            (Answer::Failed { detail, errno: error.errno() }, None)
+            Ended::give_back(&job.state, &begun);
+            (failed(&error, error.errno()), None)
         }
     }
+}
+
+fn failed(error: &dyn std::error::Error, errno: Option<i32>) -> Answer {
+    let cause = error.source().map(|cause| format!(": {cause}"));
+    Answer::Failed { detail: format!("{error}{}", cause.unwrap_or_default()), errno }
 }
 
 /// Gives back the socket, and the lock that tells the next daemon of a record under way.
@@ -129,9 +141,7 @@ fn carry_out(job: &Job, begun: &Record, plan: &Plan, signals: &Signals) -> Outco
 
 fn run(job: &Job, plan: &Plan, signals: &Signals) -> End {
     let args = &job.args;
-    let limit =
-        args.output_limit.map_or(STREAM_BYTES, |limit| usize::try_from(limit).unwrap_or(STREAM_BYTES));
-    let mut streams = Streams::new(limit);
+    let mut streams = Streams::new(output_limit(args));
     let stdin = match args.stdin() {
         Ok(bytes) => bytes,
         Err(error) => return end::not_started(error.to_string(), streams),
@@ -148,15 +158,20 @@ fn run(job: &Job, plan: &Plan, signals: &Signals) -> End {
     let terms = Terms { limit: time_limit(args), grace: grace(args), stdin, groups: plan.groups.clone() };
     let (cause, status) = follow(program, &terms, signals, &mut streams);
     let oom_kills = plan.oom_kills();
-    if let (Cause::Itself, Some(bytes), 1.., false) =
-        (cause, args.memory_bytes, oom_kills, end::is_success(status))
-    {
-        return end::out_of_memory(bytes, oom_kills, status, streams);
+    if let (Cause::Itself, 1.., false) = (cause, oom_kills, end::is_success(status)) {
+        return end::out_of_memory(args.memory_bytes, oom_kills, status, streams);
     }
     end::ended(cause, status, (terms.limit.as_secs(), terms.grace.as_secs()), streams)
 }
 
-fn time_limit(args: &ExecArgs) -> Duration {
+/// What is kept of each stream, bytes.
+fn output_limit(args: &ExecArgs) -> usize {
+    let asked = args.output_limit.and_then(|limit| usize::try_from(limit).ok());
+    asked.unwrap_or(STREAM_BYTES).min(STREAM_BYTES)
+}
+
+/// What a program may take at most.
+pub(super) fn time_limit(args: &ExecArgs) -> Duration {
     args.time_limit_s.map_or(Kind::NodeExec.properties().default_run_time, Duration::from_secs)
 }
 
@@ -165,8 +180,8 @@ pub(super) fn grace(args: &ExecArgs) -> Duration {
     args.grace_s.map_or(GRACE, Duration::from_secs)
 }
 
-/// Until it is written: an outcome waits in memory for a disk that has room, as the daemon's do. Without its state
-/// directory nobody will ever ask for it.
+/// Until it is written: its room was set aside, but a disk may be read-only or broken, and then the outcome waits in
+/// memory. Without its state directory nobody will ever ask for it.
 fn write(ended: &Ended, job: &Job) {
     let mut said = false;
     while let Err(error) = ended.write(&job.state) {

@@ -1,6 +1,7 @@
 //! Real programs under real supervisors, run to their ends.
 
-use std::path::Path;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -33,6 +34,7 @@ fn job(args: Value) -> (TempDir, Job) {
         std::fs::create_dir(state.path().join(dir)).expect("a directory");
     }
     let begun = Record {
+        node_id: None,
         id: id("c-1"),
         body_sha256: Digest::of(b"body"),
         kind: "node.exec".into(),
@@ -308,9 +310,18 @@ fn peak_kib(pid: i32) -> Option<u64> {
 
 #[tokio::test]
 async fn a_flood_grows_no_memory_fits_the_result_and_reaches_no_disk() {
-    // Each stream; what is asked of 10 GiB holds of any size above what is kept.
-    const FLOOD: u64 = 512 << 20;
-    let script = format!("head -c {FLOOD} /dev/zero; head -c {FLOOD} /dev/zero >&2");
+    flood(512 << 20).await;
+}
+
+#[tokio::test]
+#[ignore = "a minute of nothing but writing: `make flood`"]
+async fn a_flood_of_10_gib_grows_no_memory_fits_the_result_and_reaches_no_disk() {
+    flood(5 << 30).await;
+}
+
+/// A program that writes so many bytes to each stream.
+async fn flood(bytes: u64) {
+    let script = format!("head -c {bytes} /dev/zero; head -c {bytes} /dev/zero >&2");
     let (state, job) = job(sh(&script));
     let (_cancels, mut here) = cancellable();
     let supervised = start(&job).await.expect("a supervisor");
@@ -329,7 +340,14 @@ async fn a_flood_grows_no_memory_fits_the_result_and_reaches_no_disk() {
     let ended = supervised.ended(&mut here.cancelled).await;
     assert_eq!(ended.state, Terminal::Succeeded, "{}", ended.message);
     let output: Value = serde_json::from_slice(&ended.output).expect("JSON");
-    assert_eq!((&output["stdout"]["size"], &output["stderr"]["size"]), (&json!(FLOOD), &json!(FLOOD)));
+    assert_eq!((&output["stdout"]["size"], &output["stderr"]["size"]), (&json!(bytes), &json!(bytes)));
+    let blocks = |dir: &str| {
+        let files = std::fs::read_dir(state.path().join(dir)).expect("a directory");
+        let blocks = files.map(|file| file.expect("a file").metadata().expect("a file").blocks());
+        blocks.sum::<u64>()
+    };
+    let disk = (blocks("begun") + blocks("outcome")) * 512;
+    assert!((1..512 << 10).contains(&disk), "{disk} bytes on the disk");
     assert!(ended.output.len() < crate::model::limits::RESULT_BYTES);
     let grown = watch.await.expect("a peak");
     assert!(grown < 8 << 10, "memory grew by {grown} KiB");
@@ -358,6 +376,45 @@ async fn a_program_over_its_memory_limit_is_out_of_memory_and_no_other_is_touche
     if is_held(&ran, "memory") {
         assert_eq!(ran.end().0, Terminal::Succeeded);
     }
+}
+
+/// A v1 memory group of this test's own with a limit, and a `bcd` that starts within it. None where this user may not
+/// make one.
+fn host_of_memory(dir: &Path, bytes: u64) -> Option<(PathBuf, PathBuf)> {
+    let own = std::fs::read_to_string("/proc/self/cgroup").expect("groups");
+    let own = own.lines().find_map(|line| line.split_once(":memory:"))?.1;
+    let group =
+        Path::new("/sys/fs/cgroup/memory").join(&own[1..]).join(format!("bcd-host-{}", std::process::id()));
+    std::fs::create_dir(&group).ok()?;
+    std::fs::write(group.join("memory.limit_in_bytes"), bytes.to_string()).expect("a limit");
+    let program = dir.join("bcd");
+    let (procs, bcd) = (group.join("cgroup.procs"), crate::exec::tests::program());
+    let script = format!("#!/bin/sh\necho $$ > {} && exec {} \"$@\"\n", procs.display(), bcd.display());
+    std::fs::write(&program, script).expect("a script");
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a mode");
+    Some((group, program))
+}
+
+#[tokio::test]
+async fn a_program_without_a_limit_that_the_host_has_no_memory_for_is_out_of_memory() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let Some((group, program)) = host_of_memory(dir.path(), 64 << 20) else {
+        return eprintln!("skipped: no memory group can be made here");
+    };
+    let (_state, job) = job(sh("a=$(head -c 200000000 /dev/zero | tr '\\0' x); echo ${#a}"));
+    let (_cancels, mut here) = cancellable();
+    let started = supervised::start(&program, job).await.expect("a supervisor");
+    let ended = started.ended(&mut here.cancelled).await;
+    // A process that has ended may stay in its group for a moment.
+    let removed = falls_to(|| usize::from(group.exists() && std::fs::remove_dir(&group).is_err()), 0).await;
+    assert!(removed, "{} does not become empty", group.display());
+    assert_eq!(
+        (ended.state, ended.reason),
+        (Terminal::Failed, Some(Reason::OutOfMemory)),
+        "{}",
+        ended.message
+    );
+    assert!(ended.message.starts_with("the host"), "{}", ended.message);
 }
 
 #[tokio::test]
@@ -495,5 +552,23 @@ fn the_output_is_the_described_one() {
     let streams = streams.expect("a row").1;
     for name in keys(&output["stdout"]) {
         assert!(streams.contains(&format!("`{name}`")), "{name}");
+    }
+}
+
+#[test]
+fn no_output_is_longer_than_the_room_that_is_set_aside_for_it() {
+    for limit in [0, 1, 2, 3, 100, STREAM_BYTES] {
+        let mut streams = Streams::new(limit);
+        for stream in [&mut streams.out, &mut streams.err] {
+            stream.take(&vec![0xff; 2 * limit + 7]);
+        }
+        let status = end::Status { code: Some(i32::MIN), signal: Some(i32::MIN) };
+        let ended = end::ended(Cause::Itself, Some(status), (1, 1), streams);
+        let most = end::most_output(limit);
+        assert!(
+            (most - 1024..=most).contains(&ended.output.len()),
+            "{limit}: {} of {most}",
+            ended.output.len()
+        );
     }
 }

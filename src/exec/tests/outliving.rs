@@ -191,6 +191,23 @@ async fn a_retry_safe_program_whose_supervisor_is_gone_too_runs_again_as_attempt
 }
 
 #[tokio::test]
+async fn a_retry_safe_program_that_waits_to_run_again_is_ended_by_a_cancellation() {
+    let mut bench = Bench::new();
+    let command = bench.script("c-1", UNTIL_LET_GO, json!({"retry_safe": true}));
+    bench.running(&command).await;
+    let dir = bench.crash().await;
+    kill_process(pid(supervisor(dir.path(), "c-1~1.json").pid), Signal::KILL).expect("a signal");
+
+    let mut bench = Bench::over(dir, "i-2");
+    bench.cancel("c-1").await;
+    let outcome = bench.result().await;
+    assert_eq!(ending(&outcome), (Terminal::Cancelled, Some(Reason::Cancelled), Effect::Unknown));
+    bench.deliver(&command).await;
+    assert_eq!(bench.result().await, outcome);
+    assert_eq!(bench.effects(), 1);
+}
+
+#[tokio::test]
 async fn a_torn_outcome_record_is_no_outcome() {
     let mut bench = Bench::new();
     let command = bench.script("c-1", UNTIL_LET_GO, json!({}));

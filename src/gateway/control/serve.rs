@@ -13,7 +13,8 @@ use super::{Request, Response};
 use crate::gateway::body::{self, CancelBody, CommandBody};
 use crate::gateway::command_state::State;
 use crate::gateway::hub::{Hub, lock};
-use crate::gateway::session::{cancel_frame, chain};
+use crate::gateway::neighbours;
+use crate::gateway::session::chain;
 use crate::gateway::store::{Cancelled, NewCommand, StoreError};
 use crate::gateway::ticket::{Grant, Ticket};
 use crate::model::limits::COMMAND_BODY_BYTES;
@@ -30,6 +31,9 @@ const CONNECTIONS: usize = 256;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A wait is cut here; the caller asks again.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
+
+/// An outage that was asked for is cut here.
+const LONGEST_STOP: Duration = Duration::from_secs(60);
 
 /// Serves the socket for ever.
 pub(in crate::gateway) async fn serve(hub: Arc<Hub>, listener: UnixListener) {
@@ -80,11 +84,15 @@ fn too_long() -> Response {
 }
 
 async fn answer_line(hub: &Hub, line: &[u8]) -> Response {
-    let request = match serde_json::from_slice(line) {
-        Ok(request) => request,
-        Err(error) => return Response::Error(format!("not a request: {error}")),
-    };
-    match answer(hub, request).await {
+    match serde_json::from_slice(line) {
+        Ok(request) => answer(hub, request).await,
+        Err(error) => Response::Error(format!("not a request: {error}")),
+    }
+}
+
+/// Does what is asked, or says why not.
+pub(in crate::gateway) async fn answer(hub: &Hub, request: Request) -> Response {
+    match carry_out(hub, request).await {
         Ok(response) => response,
         Err(error) => {
             tracing::error!(error = %chain(&error), "a control request failed");
@@ -93,7 +101,7 @@ async fn answer_line(hub: &Hub, line: &[u8]) -> Response {
     }
 }
 
-async fn answer(hub: &Hub, request: Request) -> Result<Response, StoreError> {
+async fn carry_out(hub: &Hub, request: Request) -> Result<Response, StoreError> {
     let store = &hub.store;
     Ok(match request {
         Request::Enqueue { node, kind, args, ttl_s, id } => {
@@ -114,6 +122,10 @@ async fn answer(hub: &Hub, request: Request) -> Result<Response, StoreError> {
             Response::Done
         }
         Request::Stats => stats(hub).await?,
+        Request::StopStore { ms } => {
+            store.stop(Duration::from_millis(ms).min(LONGEST_STOP)).await?;
+            Response::Done
+        }
     })
 }
 
@@ -187,13 +199,8 @@ async fn cancel(hub: &Hub, id: CommandId) -> Result<Response, StoreError> {
             hub.commands_ended(&[id]);
             Response::Done
         }
-        Cancelled::Tell(node) => {
-            let body = hub.store.cancel_body(id.clone()).await?;
-            if let (Some(body), Some(live)) = (body, hub.session(&node)) {
-                let frame = pb::gateway_frame::Frame::Cancel(cancel_frame(&id, body));
-                // A session that cannot take it sends it again after its next first heartbeat.
-                let _ = live.orders.try_send(pb::GatewayFrame { frame: Some(frame) });
-            }
+        Cancelled::Tell(_) => {
+            neighbours::tell_cancelled(hub, &id).await?;
             Response::Done
         }
     })
@@ -201,6 +208,8 @@ async fn cancel(hub: &Hub, id: CommandId) -> Result<Response, StoreError> {
 
 /// Between two looks at a command that somebody waits for.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// The same where the command may end at another gateway, which wakes nobody here.
+const LOOK_AGAIN_SHARED: Duration = Duration::from_millis(100);
 
 async fn wait(hub: &Hub, id: &CommandId, timeout: Duration) -> Result<Response, StoreError> {
     let until = Instant::now() + timeout.min(LONGEST_WAIT);
@@ -213,7 +222,8 @@ async fn wait(hub: &Hub, id: &CommandId, timeout: Duration) -> Result<Response, 
             return Ok(Response::Command(view.map(Box::new)));
         }
         // A session that is cut off between its commit and this wake-up wakes nobody, so the store is asked again.
-        let _ = tokio::time::timeout_at(until.min(Instant::now() + LOOK_AGAIN), end).await;
+        let look_again = if hub.store.is_shared() { LOOK_AGAIN_SHARED } else { LOOK_AGAIN };
+        let _ = tokio::time::timeout_at(until.min(Instant::now() + look_again), end).await;
     }
 }
 
@@ -253,9 +263,14 @@ async fn ticket(hub: &Hub, uses: u32, ttl_s: u64, site: String) -> Result<Respon
     }
     let grant = Grant { uses, expires_at: hub.now().plus(Duration::from_secs(ttl_s)), site };
     let settings = &hub.settings;
-    let ticket = hub.with_rng(|rng| {
-        Ticket::new(&grant, &settings.trust_domain, &settings.endpoints, hub.ca.digest(), rng)
-    });
+    let mut endpoints = settings.endpoints.clone();
+    for other in hub.store.gateways().await?.into_values().flatten() {
+        if !endpoints.contains(&other) {
+            endpoints.push(other);
+        }
+    }
+    let ticket =
+        hub.with_rng(|rng| Ticket::new(&grant, &settings.trust_domain, &endpoints, hub.ca.digest(), rng));
     hub.store.add_token(ticket.token_sha256(), grant).await?;
     Ok(Response::Ticket(ticket.line()))
 }
@@ -277,7 +292,5 @@ async fn stats(hub: &Hub) -> Result<Response, StoreError> {
     if !refused.is_empty() {
         hub.store.count_refusals(refused).await?;
     }
-    let mut stats = hub.store.stats().await?;
-    stats.sessions = u64::try_from(hub.sessions().len()).unwrap_or(u64::MAX);
-    Ok(Response::Stats(stats))
+    Ok(Response::Stats(hub.store.stats().await?))
 }

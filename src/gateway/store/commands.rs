@@ -1,8 +1,12 @@
 //! A command's way to its node: enqueued, dispatched, cancelled, expired.
 
+use std::time::Duration;
+
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::{Store, StoreError, corrupt, int, uint};
+use super::lease::{Route, Stray, other_gateway};
+use super::notices::{self, Notice};
+use super::{Store, StoreError, corrupt, uint};
 use crate::gateway::command_state::State;
 use crate::model::{CommandId, Digest, Lane, NodeId, ServerTime};
 
@@ -60,8 +64,8 @@ pub struct Deliver {
 pub struct Dispatched {
     /// Marked for this session, in seq order.
     pub out: Vec<Deliver>,
-    /// When the next back-off of the node ends.
-    pub next_due: Option<ServerTime>,
+    /// How long the next back-off of the node still lasts.
+    pub next_due: Option<Duration>,
 }
 
 /// What a cancellation did.
@@ -96,21 +100,28 @@ impl Store {
     /// # Errors
     /// See [`StoreError`]; a command that cannot be queued is the inner error.
     pub async fn enqueue(&self, command: NewCommand) -> Result<Result<(), EnqueueError>, StoreError> {
-        self.run(move |db| enqueue(db, command)).await
+        let gateway = self.gateway.clone();
+        self.run(move |db| enqueue(db, command, &gateway)).await
     }
 
-    /// Marks the node's next commands for a session, as far as `free` goes. Absent: a newer session has the node.
+    /// Marks the node's next commands for a session, as far as `free` goes.
     ///
     /// # Errors
     /// See [`StoreError`].
     pub async fn dispatch(
         &self,
-        node: NodeId,
-        epoch: u64,
+        route: Route,
         free: Vec<(Lane, u32)>,
-        now: ServerTime,
-    ) -> Result<Option<Dispatched>, StoreError> {
-        self.run(move |db| dispatch(db, &node, epoch, &free, now)).await
+    ) -> Result<Result<Dispatched, Stray>, StoreError> {
+        let now = self.clock();
+        self.run(move |db| {
+            let now = now();
+            match route.stray(db, now)? {
+                Some(stray) => Ok(Err(stray)),
+                None => dispatch(db, &route.node, &free, now).map(Ok),
+            }
+        })
+        .await
     }
 
     /// Cancels a command. `body` is the cancellation's body for its node, which the caller cannot know before.
@@ -123,24 +134,26 @@ impl Store {
         body: impl FnOnce(&NodeId) -> Vec<u8> + Send + 'static,
         now: ServerTime,
     ) -> Result<Cancelled, StoreError> {
-        self.run(move |db| cancel(db, &id, body, now)).await
+        let gateway = self.gateway.clone();
+        self.run(move |db| cancel(db, &id, body, &gateway, now)).await
     }
 
-    /// The body of a command's cancellation, when one was asked for and the command has not ended.
+    /// Whose a command is and the body of its cancellation, when one was asked for and the command has not ended.
     ///
     /// # Errors
     /// See [`StoreError`].
-    pub async fn cancel_body(&self, id: CommandId) -> Result<Option<Vec<u8>>, StoreError> {
+    pub async fn cancel_body(&self, id: CommandId) -> Result<Option<(NodeId, Vec<u8>)>, StoreError> {
         self.run(move |db| {
-            let body = db
-                .query_row(
-                    "SELECT cancel FROM commands
-                     WHERE id = ? AND state IN ('pending', 'dispatched', 'accepted', 'running')",
-                    [id.as_str()],
-                    |row| row.get(0),
-                )
-                .optional()?;
-            Ok(body.flatten())
+            db.query_row(
+                "SELECT node_id, cancel FROM commands WHERE id = ? AND cancel IS NOT NULL
+                 AND state IN ('pending', 'dispatched', 'accepted', 'running')",
+                [id.as_str()],
+                |row| {
+                    let node = NodeId::new(row.get::<_, String>(0)?).map_err(|error| corrupt(0, error))?;
+                    Ok((node, row.get(1)?))
+                },
+            )
+            .optional()
         })
         .await
     }
@@ -154,7 +167,11 @@ impl Store {
     }
 }
 
-fn enqueue(db: &Connection, command: NewCommand) -> rusqlite::Result<Result<(), EnqueueError>> {
+fn enqueue(
+    db: &Connection,
+    command: NewCommand,
+    gateway: &str,
+) -> rusqlite::Result<Result<(), EnqueueError>> {
     let taken = db.prepare_cached("SELECT 1 FROM commands WHERE id = ?")?.exists([command.id.as_str()])?;
     if taken {
         return Ok(Err(EnqueueError::IdInUse(command.id)));
@@ -180,22 +197,18 @@ fn enqueue(db: &Connection, command: NewCommand) -> rusqlite::Result<Result<(), 
         command.not_after.0,
         command.now.0,
     ])?;
+    if let Some(other) = other_gateway(db, command.node.as_str(), gateway)? {
+        notices::tell(db, &other, &Notice::Work(command.node), command.now)?;
+    }
     Ok(Ok(()))
 }
 
 fn dispatch(
     db: &Connection,
     node: &NodeId,
-    epoch: u64,
     free: &[(Lane, u32)],
     now: ServerTime,
-) -> rusqlite::Result<Option<Dispatched>> {
-    let live = db
-        .prepare_cached("SELECT 1 FROM nodes WHERE node_id = ? AND epoch = ?")?
-        .exists(params![node.as_str(), int(epoch)])?;
-    if !live {
-        return Ok(None);
-    }
+) -> rusqlite::Result<Dispatched> {
     let mut out: Vec<Deliver> = Vec::new();
     for (lane, free) in free.iter().filter(|(_, free)| *free > 0) {
         let mut due = db.prepare_cached(
@@ -223,13 +236,14 @@ fn dispatch(
              AND not_before_ms > ?",
         )?
         .query_row(params![node.as_str(), now.0], |row| row.get(0))?;
-    Ok(Some(Dispatched { out, next_due: next_due.map(ServerTime) }))
+    Ok(Dispatched { out, next_due: next_due.map(|due| ServerTime(due).since(now)) })
 }
 
 fn cancel(
     db: &Connection,
     id: &CommandId,
     body: impl FnOnce(&NodeId) -> Vec<u8>,
+    gateway: &str,
     now: ServerTime,
 ) -> rusqlite::Result<Cancelled> {
     let row = db
@@ -257,6 +271,9 @@ fn cancel(
                 "UPDATE commands SET cancel = coalesce(cancel, ?) WHERE id = ?",
                 params![body, id.as_str()],
             )?;
+            if let Some(other) = other_gateway(db, node.as_str(), gateway)? {
+                notices::tell(db, &other, &Notice::Cancelled(id.clone()), now)?;
+            }
             Ok(Cancelled::Tell(node))
         }
         _ => Ok(Cancelled::Ended),

@@ -4,6 +4,8 @@ use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::json;
 
 use super::commands::{Deliver, read_deliver};
+use super::lease::{Lease, PATIENCE_MS, Route, Stray, other_gateway};
+use super::notices::{self, Notice};
 use super::updates::{Applied, Effects, apply};
 use super::{Store, StoreError, corrupt, events, int, node_events, uint};
 use crate::gateway::update::Update;
@@ -33,15 +35,13 @@ pub struct HelloFacts {
     pub last_epoch: u64,
     /// Results not yet acked.
     pub results: Vec<Update>,
-    /// Boot of the node's session that is live now; absent: none is.
-    pub live_boot: Option<BootId>,
-    /// The gateway's clock.
-    pub now: ServerTime,
 }
 
 /// Why a Hello is refused by what is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HelloRefusal {
+    /// The gateway's lease is over.
+    Fenced,
     /// It never joined here.
     UnknownNode,
     /// It has joined again since its certificate was signed.
@@ -88,6 +88,7 @@ struct Known {
     epoch: u64,
     boot_id: String,
     journal_id: String,
+    connected: bool,
 }
 
 impl Store {
@@ -95,46 +96,63 @@ impl Store {
     ///
     /// # Errors
     /// See [`StoreError`]; a refusal is the inner error.
-    pub async fn hello(&self, facts: HelloFacts) -> Result<Result<Opened, HelloRefusal>, StoreError> {
-        self.run(move |db| hello(db, &facts)).await
+    pub async fn hello(
+        &self,
+        facts: HelloFacts,
+        lease: Lease,
+    ) -> Result<Result<Opened, HelloRefusal>, StoreError> {
+        let now = self.clock();
+        self.run(move |db| hello(db, &facts, &lease, now())).await
     }
 
     /// A session's first heartbeat: the node is connected, the verdict over a lost journal falls, and what is in
-    /// flight is delivered again. Absent: a newer session of the node took over.
+    /// flight is delivered again.
     ///
     /// # Errors
     /// See [`StoreError`].
     pub async fn first_heartbeat(
         &self,
-        node: NodeId,
-        epoch: u64,
+        route: Route,
         running: Vec<CommandId>,
         connected: serde_json::Value,
-        now: ServerTime,
-    ) -> Result<Option<FirstHeartbeat>, StoreError> {
-        self.run(move |db| first_heartbeat(db, &node, epoch, &running, &connected, now)).await
+    ) -> Result<Result<FirstHeartbeat, Stray>, StoreError> {
+        let now = self.clock();
+        self.run(move |db| {
+            let now = now();
+            match route.stray(db, now)? {
+                Some(stray) => Ok(Err(stray)),
+                None => first_heartbeat(db, &route.node, &running, &connected, now).map(Ok),
+            }
+        })
+        .await
     }
 
-    /// Ends a session's part in the routing, unless a newer session has the node. Whether it was written.
+    /// Ends a session's part in the routing, if it still has one. Whether it was written.
     ///
     /// # Errors
     /// See [`StoreError`].
     pub async fn disconnected(
         &self,
-        node: NodeId,
-        epoch: u64,
+        route: Route,
+        last_seen: ServerTime,
         reason: &'static str,
-        now: ServerTime,
     ) -> Result<bool, StoreError> {
+        let now = self.clock();
         self.run(move |db| {
+            let (now, node) = (now(), route.node.as_str());
+            if route.stray(db, now)?.is_some() {
+                return Ok(false);
+            }
             let changed = db
                 .prepare_cached(
-                    "UPDATE nodes SET connected = 0 WHERE node_id = ? AND epoch = ? AND connected = 1",
+                    "UPDATE nodes SET state = 'disconnected', patience_ms = ?, last_seen_ms = ?
+                     WHERE node_id = ? AND state = 'connected'",
                 )?
-                .execute(params![node.as_str(), int(epoch)])?;
+                .execute(params![PATIENCE_MS, last_seen.0, node])?;
             if changed == 1 {
-                let detail = json!({"epoch": epoch, "reason": reason});
-                events::add(db, now.0, "node.disconnected", node.as_str(), &detail)?;
+                let detail =
+                    json!({"epoch": route.epoch, "reason": reason, "gateway": &*route.lease.gateway});
+                events::add(db, now.0, "node.disconnected", node, &detail)?;
             }
             Ok(changed == 1)
         })
@@ -145,69 +163,84 @@ impl Store {
     ///
     /// # Errors
     /// See [`StoreError`].
-    pub async fn out_of_placement(
-        &self,
-        node: NodeId,
-        epoch: u64,
-        incarnation: Incarnation,
-    ) -> Result<(), StoreError> {
+    pub async fn out_of_placement(&self, route: Route, incarnation: Incarnation) -> Result<(), StoreError> {
+        let now = self.clock();
         self.run(move |db| {
-            db.execute(
-                "UPDATE nodes SET placed = 0 WHERE node_id = ? AND epoch = ? AND incarnation = ?",
-                params![node.as_str(), int(epoch), incarnation.as_str()],
-            )?;
-            Ok(())
-        })
-        .await
-    }
-
-    /// Nobody is connected to a gateway that has just started.
-    ///
-    /// # Errors
-    /// See [`StoreError`].
-    pub async fn nobody_connected(&self, now: ServerTime) -> Result<(), StoreError> {
-        self.run(move |db| {
-            let mut rows = db.prepare("SELECT node_id, epoch FROM nodes WHERE connected = 1")?;
-            let left: Vec<(String, i64)> =
-                rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect::<Result<_, _>>()?;
-            for (node, epoch) in left {
-                let detail = json!({"epoch": epoch, "reason": "gateway-restarted"});
-                events::add(db, now.0, "node.disconnected", &node, &detail)?;
+            if route.stray(db, now())?.is_none() {
+                db.execute(
+                    "UPDATE nodes SET placed = 0 WHERE node_id = ? AND incarnation = ?",
+                    params![route.node.as_str(), incarnation.as_str()],
+                )?;
             }
-            db.execute("UPDATE nodes SET connected = 0", [])?;
             Ok(())
         })
         .await
     }
 
-    /// Last-seen times and credits of live sessions: node, epoch, time, credits as JSON. Fenced by the epoch.
+    /// Last-seen times and credits of a gateway's live sessions: node, epoch, time, credits as JSON. Answers the nodes
+    /// that have newer sessions elsewhere.
     ///
     /// # Errors
-    /// See [`StoreError`].
-    pub async fn seen(&self, seen: Vec<(NodeId, u64, ServerTime, String)>) -> Result<(), StoreError> {
+    /// See [`StoreError`]; the inner error is the end of the lease.
+    pub async fn seen(
+        &self,
+        lease: Lease,
+        seen: Vec<(NodeId, u64, ServerTime, String)>,
+    ) -> Result<Result<Vec<NodeId>, Stray>, StoreError> {
+        let now = self.clock();
         self.run(move |db| {
+            if !lease.holds(db, now())? {
+                return Ok(Err(Stray::Fenced));
+            }
             let mut update = db.prepare_cached(
                 "UPDATE nodes SET last_seen_ms = ?, free_credits = ? WHERE node_id = ? AND epoch = ?",
             )?;
+            let mut moved = Vec::new();
             for (node, epoch, at, credits) in seen {
-                update.execute(params![at.0, credits, node.as_str(), int(epoch)])?;
+                if update.execute(params![at.0, credits, node.as_str(), int(epoch)])? == 0 {
+                    moved.push(node);
+                }
             }
-            Ok(())
+            Ok(Ok(moved))
+        })
+        .await
+    }
+
+    /// The epoch of a node's newest session; 0 for a node that is not known.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn epoch(&self, node: NodeId) -> Result<u64, StoreError> {
+        self.run(move |db| {
+            let epoch = db
+                .prepare_cached("SELECT epoch FROM nodes WHERE node_id = ?")?
+                .query_row([node.as_str()], |row| row.get(0))
+                .optional()?;
+            Ok(epoch.map_or(0, uint))
         })
         .await
     }
 }
 
-fn hello(db: &Connection, facts: &HelloFacts) -> rusqlite::Result<Result<Opened, HelloRefusal>> {
+fn hello(
+    db: &Connection,
+    facts: &HelloFacts,
+    lease: &Lease,
+    now: ServerTime,
+) -> rusqlite::Result<Result<Opened, HelloRefusal>> {
+    if !lease.holds(db, now)? {
+        return Ok(Err(HelloRefusal::Fenced));
+    }
     let node = facts.node.as_str();
     let known = db
-        .prepare_cached("SELECT generation, epoch, boot_id, journal_id FROM nodes WHERE node_id = ?")?
+        .prepare_cached("SELECT generation, epoch, boot_id, journal_id, state FROM nodes WHERE node_id = ?")?
         .query_row([node], |row| {
             Ok(Known {
                 generation: row.get(0)?,
                 epoch: uint(row.get(1)?),
                 boot_id: row.get(2)?,
                 journal_id: row.get(3)?,
+                connected: row.get::<_, String>(4)? == "connected",
             })
         })
         .optional()?;
@@ -221,22 +254,25 @@ fn hello(db: &Connection, facts: &HelloFacts) -> rusqlite::Result<Result<Opened,
     }
 
     let (epoch, lied) = next_epoch(known.epoch, facts.last_epoch);
-    let at = facts.now.0;
+    let at = now.0;
     if lied {
         let detail = json!({"claimed": facts.last_epoch, "stored": known.epoch});
         events::add(db, at, "security.node.epoch-ahead", node, &detail)?;
     }
-    if facts.live_boot.as_ref().is_some_and(|live| *live != facts.boot_id) {
-        let detail = json!({"previousBootId": facts.live_boot, "bootId": facts.boot_id});
+    if known.connected && known.boot_id != facts.boot_id.as_str() {
+        let detail = json!({"previousBootId": known.boot_id, "bootId": facts.boot_id});
         events::add(db, at, "security.node.duplicate-session", node, &detail)?;
+    }
+    if let Some(other) = other_gateway(db, node, &lease.gateway)? {
+        notices::tell(db, &other, &Notice::Session(facts.node.clone()), now)?;
     }
     let journal_changed = !known.journal_id.is_empty() && known.journal_id != facts.journal_id.as_str();
     let boot_changed = !known.boot_id.is_empty() && known.boot_id != facts.boot_id.as_str();
     let acked_event_seq = node_events::acked(db, &facts.node, &facts.journal_id)?;
     db.prepare_cached(
         "UPDATE nodes SET epoch = ?, boot_id = ?, journal_id = ?, incarnation = ?, version = ?, capabilities = ?,
-         acked_event_seq = ?, journal_verdict_due = journal_verdict_due OR ?, placed = 1, last_seen_ms = ?
-         WHERE node_id = ?",
+         acked_event_seq = ?, journal_verdict_due = journal_verdict_due OR ?, placed = 1, last_seen_ms = ?,
+         gateway_id = ? WHERE node_id = ?",
     )?
     .execute(params![
         int(epoch),
@@ -248,13 +284,14 @@ fn hello(db: &Connection, facts: &HelloFacts) -> rusqlite::Result<Result<Opened,
         int(acked_event_seq),
         journal_changed,
         at,
+        &*lease.gateway,
         node,
     ])?;
     events::count(db, "hellos", 1)?;
-    let mut effects = apply(db, &facts.node, epoch, &facts.results, facts.now)?;
+    let mut effects = apply(db, &facts.node, epoch, &facts.results, now)?;
     if boot_changed && journal_changed {
         // No result can come any more, and the new boot says enough.
-        effects.applied.extend(rebooted(db, &facts.node, facts.now)?);
+        effects.applied.extend(rebooted(db, &facts.node, now)?);
     }
     Ok(Ok(Opened { epoch, acked_event_seq, journal_changed, boot_changed, effects }))
 }
@@ -262,18 +299,17 @@ fn hello(db: &Connection, facts: &HelloFacts) -> rusqlite::Result<Result<Opened,
 fn first_heartbeat(
     db: &Connection,
     node: &NodeId,
-    epoch: u64,
     running: &[CommandId],
     connected: &serde_json::Value,
     now: ServerTime,
-) -> rusqlite::Result<Option<FirstHeartbeat>> {
-    let row = db
-        .prepare_cached("SELECT journal_verdict_due FROM nodes WHERE node_id = ? AND epoch = ?")?
-        .query_row(params![node.as_str(), int(epoch)], |row| row.get::<_, bool>(0))
-        .optional()?;
-    let Some(verdict_due) = row else { return Ok(None) };
-    db.prepare_cached("UPDATE nodes SET connected = 1, journal_verdict_due = 0 WHERE node_id = ?")?
-        .execute([node.as_str()])?;
+) -> rusqlite::Result<FirstHeartbeat> {
+    let verdict_due: bool = db
+        .prepare_cached("SELECT journal_verdict_due FROM nodes WHERE node_id = ?")?
+        .query_row([node.as_str()], |row| row.get(0))?;
+    db.prepare_cached(
+        "UPDATE nodes SET state = 'connected', journal_verdict_due = 0, last_seen_ms = ? WHERE node_id = ?",
+    )?
+    .execute(params![now.0, node.as_str()])?;
     events::add(db, now.0, "node.connected", node.as_str(), connected)?;
 
     let in_flight: Vec<(Deliver, bool)> = db
@@ -299,7 +335,7 @@ fn first_heartbeat(
             out.replay.push(deliver);
         }
     }
-    Ok(Some(out))
+    Ok(out)
 }
 
 /// Completes accepted commands whose success is a new boot. Acks are for results; nothing here came as one.

@@ -1,4 +1,6 @@
-//! The gateway's store: one SQLite file, one thread that owns its connection, group commit.
+//! The gateway's store: one SQLite file, one thread that owns its connection, group commit. Other gateways may have
+//! the same file open: a transaction takes the file's write lock at its start, so that what it reads is what it
+//! writes over.
 //!
 //! A job is a function of the connection; jobs run in the order in which they were handed in, up to
 //! [`BATCH`] of them in one transaction, each within a savepoint of its own, so that one that fails takes no other
@@ -8,26 +10,45 @@ mod commands;
 mod enrol;
 mod events;
 mod hello;
+mod inline;
+mod lease;
+mod liveness;
 mod node_events;
+mod notices;
 mod schema;
 mod updates;
 mod views;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use rusqlite::Connection;
+use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{mpsc, oneshot};
+
+use crate::clock::Clock;
 
 pub use commands::{Cancelled, Deliver, NewCommand};
 pub use enrol::{JoinRefusal, JoinTry, Joined};
 pub use hello::{HelloFacts, HelloRefusal};
+pub use inline::Inline;
+pub use lease::{Lease, Route, Stray};
+pub use notices::{Heard, Notice};
 pub use updates::{Applied, Effects};
 
 /// Jobs in one transaction at most.
 const BATCH: usize = 500;
 /// Jobs that may wait; a caller that finds the queue full waits.
 const QUEUE: usize = 4_096;
+/// Another process's transaction is waited for so long, which is longer than a gateway keeps its lease without the
+/// store: whoever waits for a job then learns that it was not done.
+const OTHERS_TURN: Duration = Duration::from_secs(15);
+/// Between two tries to begin. SQLite's own waits grow to 100 ms.
+const TRY_AGAIN: Duration = Duration::from_micros(500);
+/// After a commit, where other processes share the file: its lock has no queue, and whoever commits and begins at
+/// once would keep the others out.
+const YIELD: Duration = Duration::from_millis(2);
 
 /// Why a job was not done.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -38,6 +59,9 @@ pub enum StoreError {
     /// The transaction could not be committed; the gateway must stop, since nothing says what the disk kept.
     #[error("the gateway's store could not commit")]
     Commit(#[source] Arc<rusqlite::Error>),
+    /// Another process held the file; nothing is stored.
+    #[error("another process has held the gateway's store for {} s", OTHERS_TURN.as_secs())]
+    Busy,
     /// The writer has ended.
     #[error("the gateway's store is closed")]
     Closed,
@@ -83,12 +107,34 @@ pub enum OpenError {
 }
 
 type Report = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
-type Job = Box<dyn FnOnce(&Connection) -> Report + Send>;
+/// Given an error instead of a connection, a job is not done and reports that.
+type Job = Box<dyn FnOnce(Result<&Connection, StoreError>) -> Report + Send>;
 
-/// A handle to the writer's thread. The thread ends when the last handle is dropped.
+/// How the writer runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// On a thread of its own, which ends when the last handle is dropped.
+    Thread,
+    /// Within each call, a transaction a job: for virtual time, where a wait for a thread would pass for idleness.
+    Inline,
+}
+
+/// A handle to the writer.
 #[derive(Debug, Clone)]
 pub struct Store {
-    jobs: mpsc::Sender<Job>,
+    writer: Writer,
+    /// Whose handle it is.
+    gateway: Arc<str>,
+    /// The control plane's clock, for what a job may judge only at the moment it is done.
+    clock: Arc<dyn Clock>,
+    /// Whether other gateways write to the file, as far as this one knows.
+    shared: Arc<AtomicBool>,
+}
+
+#[derive(Debug, Clone)]
+enum Writer {
+    Thread(mpsc::Sender<Job>),
+    Inline(Inline),
 }
 
 impl Store {
@@ -96,14 +142,35 @@ impl Store {
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub fn open(path: &Path) -> Result<Self, OpenError> {
+    pub fn open(
+        path: &Path,
+        mode: Mode,
+        gateway: Arc<str>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, OpenError> {
         let connection = schema::open(path)?;
+        let shared = Arc::new(AtomicBool::new(false));
+        if mode == Mode::Inline {
+            let writer = Writer::Inline(Inline::over(connection));
+            return Ok(Self { writer, gateway, clock, shared });
+        }
         let (jobs, queue) = mpsc::channel(QUEUE);
+        let others = shared.clone();
         std::thread::Builder::new()
             .name("gateway-store".into())
-            .spawn(move || write_jobs(&connection, queue))
+            .spawn(move || write_jobs(&connection, queue, &others))
             .map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
-        Ok(Self { jobs })
+        Ok(Self { writer: Writer::Thread(jobs), gateway, clock, shared })
+    }
+
+    /// The id of the gateway that this handle is of.
+    pub fn gateway(&self) -> &Arc<str> {
+        &self.gateway
+    }
+
+    /// Whether other gateways write to the file, as far as this one knows.
+    pub fn is_shared(&self) -> bool {
+        self.shared.load(Ordering::Relaxed)
     }
 
     /// Runs a job and waits for its commit. Dropping the future does not undo the job.
@@ -116,23 +183,46 @@ impl Store {
     ) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
         let boxed: Job = Box::new(move |db| {
-            let result = within_savepoint(db, job);
-            Box::new(move |commit| {
-                let result = match (result, commit) {
-                    (_, Err(error)) => Err(error),
-                    (Err(error), Ok(())) => Err(StoreError::Statement(Arc::new(error))),
-                    (Ok(value), Ok(())) => Ok(value),
-                };
-                let _ = reply.send(result);
+            let done = db.and_then(|db| {
+                within_savepoint(db, job).map_err(|error| StoreError::Statement(Arc::new(error)))
+            });
+            Box::new(move |commit: Result<(), StoreError>| {
+                let _ = reply.send(commit.and(done));
             })
         });
-        self.jobs.send(boxed).await.map_err(|_| StoreError::Closed)?;
+        match &self.writer {
+            Writer::Thread(jobs) => jobs.send(boxed).await.map_err(|_| StoreError::Closed)?,
+            Writer::Inline(writer) => writer.run(boxed).await,
+        }
         answer.await.map_err(|_| StoreError::Closed)?
+    }
+
+    /// Holds the store's write lock for a while, as a process would that hangs in its transaction.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn stop(&self, time: std::time::Duration) -> Result<(), StoreError> {
+        self.run(move |_| {
+            std::thread::sleep(time);
+            Ok(())
+        })
+        .await
     }
 
     /// Resolves when the writer has ended by itself: a commit failed.
     pub async fn failed(&self) {
-        self.jobs.closed().await;
+        match &self.writer {
+            Writer::Thread(jobs) => jobs.closed().await,
+            Writer::Inline(writer) => writer.closed().await,
+        }
+    }
+
+    /// What breaks it in a simulation; absent where a thread writes.
+    pub fn inline(&self) -> Option<Inline> {
+        match &self.writer {
+            Writer::Thread(_) => None,
+            Writer::Inline(writer) => Some(writer.clone()),
+        }
     }
 }
 
@@ -149,30 +239,56 @@ fn within_savepoint<T>(
     result
 }
 
-fn write_jobs(db: &Connection, mut queue: mpsc::Receiver<Job>) {
+fn write_jobs(db: &Connection, mut queue: mpsc::Receiver<Job>, shared: &AtomicBool) {
     while let Some(first) = queue.blocking_recv() {
-        let mut reports = Vec::new();
-        let mut next = Some(first);
-        let begun = db.prepare_cached("BEGIN IMMEDIATE").and_then(|mut begin| begin.execute([]));
-        while let Some(job) = next.take() {
-            reports.push(job(db));
-            if reports.len() < BATCH {
-                next = queue.try_recv().ok();
-            }
-        }
-        let committed =
-            begun.and_then(|_| db.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([])));
-        let result = committed.map(|_| ()).map_err(|error| StoreError::Commit(Arc::new(error)));
-        let failed = result.is_err();
-        for report in reports {
-            report(result.clone());
-        }
-        if failed {
-            // A failed sync may have dropped pages that a second try would report as written.
-            tracing::error!(error = ?result.err(), "the gateway's store cannot commit; the gateway stops");
-            return;
+        match transact(db, first, || queue.try_recv().ok()) {
+            Ok(()) if shared.load(Ordering::Relaxed) => std::thread::sleep(YIELD),
+            Ok(()) | Err(StoreError::Busy) => {}
+            Err(_) => return,
         }
     }
+}
+
+/// Begins a transaction once no other process is in the middle of one.
+fn begin(db: &Connection) -> Result<(), StoreError> {
+    let mut waited = Duration::ZERO;
+    loop {
+        match db.prepare_cached("BEGIN IMMEDIATE").and_then(|mut begin| begin.execute([])) {
+            Ok(_) => return Ok(()),
+            Err(error) if error.sqlite_error_code() != Some(ErrorCode::DatabaseBusy) => {
+                return Err(StoreError::Commit(Arc::new(error)));
+            }
+            Err(_) if waited >= OTHERS_TURN => return Err(StoreError::Busy),
+            Err(_) => {
+                std::thread::sleep(TRY_AGAIN);
+                waited += TRY_AGAIN;
+            }
+        }
+    }
+}
+
+/// One transaction of this job and of those that wait behind it.
+///
+/// # Errors
+/// [`StoreError::Busy`]: another process was in the middle of one for too long, and these jobs were given up. Any other
+/// one: nothing may be written any more.
+fn transact(db: &Connection, first: Job, mut waiting: impl FnMut() -> Option<Job>) -> Result<(), StoreError> {
+    let mut next = Some(first);
+    let mut taken = std::iter::from_fn(|| next.take().or_else(&mut waiting)).take(BATCH);
+    if let Err(error) = begin(db) {
+        tracing::error!(?error, "the gateway's store cannot begin a transaction; jobs are given up");
+        taken.for_each(|job| job(Err(error.clone()))(Ok(())));
+        return Err(error);
+    }
+    let reports: Vec<Report> = taken.by_ref().map(|job| job(Ok(db))).collect();
+    let committed = db.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
+    let result = committed.map(|_| ()).map_err(|error| StoreError::Commit(Arc::new(error)));
+    reports.into_iter().for_each(|report| report(result.clone()));
+    // A failed sync may have dropped pages that a second try would report as written.
+    if let Err(error) = &result {
+        tracing::error!(?error, "the gateway's store cannot commit; the gateway stops");
+    }
+    result
 }
 
 /// For SQLite, which has no unsigned 64-bit integer.

@@ -1,14 +1,17 @@
-//! The store's file: settings, schema, the gateway's own id.
+//! The store's file: settings and schema. Gateways beside each other open one at a time ([`super::super::state_dir`]).
 
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::time::Duration;
 
 use rusqlite::Connection;
 
 use super::OpenError;
 
 /// The schema that this build writes.
-const SCHEMA: i64 = 2;
+const SCHEMA: i64 = 3;
+/// A store that is held by another process for this long while it is opened is given up.
+const OPENING: Duration = Duration::from_secs(10);
 
 /// Times are ms since the Unix epoch by the gateway's clock; 0 is "not yet".
 const TABLES: &str = "
@@ -74,9 +77,48 @@ CREATE TABLE node_events (
   UNIQUE (node_id, journal_id, seq));
 ";
 
+/// What the third schema added: gateways beside each other, and what they judge of a node.
+const SEVERAL: &str = "
+CREATE TABLE gateways (
+  id TEXT PRIMARY KEY, endpoints TEXT NOT NULL, sessions INTEGER NOT NULL DEFAULT 0,
+  -- Rises with every grant; what was written under an older one no longer counts.
+  lease INTEGER NOT NULL DEFAULT 0, expires_ms INTEGER NOT NULL DEFAULT 0,
+  -- 0 once the lease was given back, or found to have run out.
+  held INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
+-- What one gateway tells another: a node has work, a command was cancelled, a node has moved.
+CREATE TABLE notices (
+  number INTEGER PRIMARY KEY AUTOINCREMENT, gateway_id TEXT NOT NULL, at_ms INTEGER NOT NULL, kind TEXT NOT NULL,
+  subject TEXT NOT NULL);
+-- The gateway that has the node's newest session.
+ALTER TABLE nodes ADD COLUMN gateway_id TEXT NOT NULL DEFAULT '';
+ALTER TABLE nodes ADD COLUMN state TEXT NOT NULL DEFAULT 'disconnected';
+-- A disconnected node is unreachable this long after its last frame.
+ALTER TABLE nodes ADD COLUMN patience_ms INTEGER NOT NULL DEFAULT 40000;
+ALTER TABLE nodes DROP COLUMN connected;
+-- The certificate of the newest session, and the highest epoch of which a heartbeat was acked.
+ALTER TABLE nodes ADD COLUMN serial TEXT NOT NULL DEFAULT '';
+ALTER TABLE nodes ADD COLUMN acked_epoch INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX nodes_by_gateway ON nodes (gateway_id) WHERE state = 'connected';
+CREATE INDEX nodes_silent ON nodes (last_seen_ms) WHERE state = 'disconnected';
+CREATE TABLE revocations (
+  serial TEXT PRIMARY KEY, node_id TEXT NOT NULL, at_ms INTEGER NOT NULL, reason TEXT NOT NULL) WITHOUT ROWID;
+-- Who has said Hello as a node, and when a session of theirs was last the newest.
+CREATE TABLE appearances (
+  node_id TEXT NOT NULL, boot_id TEXT NOT NULL, incarnation TEXT NOT NULL, at_ms INTEGER NOT NULL,
+  PRIMARY KEY (node_id, boot_id, incarnation)) WITHOUT ROWID;
+CREATE TABLE alternations (number INTEGER PRIMARY KEY, node_id TEXT NOT NULL, at_ms INTEGER NOT NULL);
+CREATE INDEX alternations_of ON alternations (node_id, at_ms);
+-- Why a fact changes nothing, where it is not merely late.
+ALTER TABLE late_facts ADD COLUMN refused TEXT NOT NULL DEFAULT '';
+DELETE FROM meta WHERE key = 'gateway_id';
+";
+
+/// The steps from one schema to the next.
+const STEPS: [&str; 3] = [TABLES, NODE_EVENTS, SEVERAL];
+
 /// Opens or makes the file, 0600 from its creation.
 pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
-    // SQLite gives -wal the mode of the database, so that making the database 0600 is enough.
+    // SQLite gives -wal and -shm the mode of the database, so that making the database 0600 is enough.
     std::fs::OpenOptions::new()
         .create(true)
         .truncate(false)
@@ -89,17 +131,12 @@ pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
     let db = Connection::open(path).map_err(sqlite)?;
     settings(&db, path)?;
     let found: i64 = db.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(sqlite)?;
-    match found {
-        0 => db
-            .execute_batch(&format!(
-                "BEGIN IMMEDIATE; {TABLES} {NODE_EVENTS} PRAGMA user_version = {SCHEMA}; COMMIT"
-            ))
-            .map_err(sqlite)?,
-        1 => db
-            .execute_batch(&format!("BEGIN IMMEDIATE; {NODE_EVENTS} PRAGMA user_version = {SCHEMA}; COMMIT"))
-            .map_err(sqlite)?,
-        SCHEMA => {}
-        found => return Err(OpenError::Newer { path: path.to_owned(), found, known: SCHEMA }),
+    let steps = usize::try_from(found).ok().and_then(|found| STEPS.get(found..));
+    let newer = || OpenError::Newer { path: path.to_owned(), found, known: SCHEMA };
+    let steps = steps.ok_or_else(newer)?.concat();
+    if !steps.is_empty() {
+        db.execute_batch(&format!("BEGIN IMMEDIATE; {steps} PRAGMA user_version = {SCHEMA}; COMMIT"))
+            .map_err(sqlite)?;
     }
     db.set_prepared_statement_cache_capacity(64);
     Ok(db)
@@ -107,8 +144,7 @@ pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
 
 fn settings(db: &Connection, path: &Path) -> Result<(), OpenError> {
     let sqlite = |source| OpenError::Sqlite { path: path.to_owned(), source };
-    // EXCLUSIVE before WAL: the WAL's index then lives on the heap and no -shm file is made.
-    db.pragma_update(None, "locking_mode", "EXCLUSIVE").map_err(sqlite)?;
+    db.busy_timeout(OPENING).map_err(sqlite)?;
     let mode: String =
         db.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0)).map_err(sqlite)?;
     db.pragma_update(None, "synchronous", "FULL").map_err(sqlite)?;

@@ -75,22 +75,22 @@ impl Store {
     pub async fn nodes(&self, now: ServerTime) -> Result<Vec<NodeView>, StoreError> {
         self.run(move |db| {
             db.prepare(
-                "SELECT node_id, connected, epoch, site, boot_id, version, last_seen_ms, free_credits
+                "SELECT node_id, state, epoch, site, boot_id, version, last_seen_ms, free_credits, gateway_id
                  FROM nodes ORDER BY node_id",
             )?
             .query_map([], |row| {
-                let connected: bool = row.get(1)?;
                 let credits: String = row.get(7)?;
                 let last_seen: i64 = row.get(6)?;
                 Ok(NodeView {
                     node: NodeId::new(row.get::<_, String>(0)?).map_err(|error| corrupt(0, error))?,
-                    state: if connected { "connected" } else { "disconnected" }.into(),
+                    state: row.get(1)?,
                     epoch: uint(row.get(2)?),
                     site: row.get(3)?,
                     boot_id: row.get(4)?,
                     version: row.get(5)?,
                     last_seen_age_ms: if last_seen == 0 { 0 } else { uint(now.0 - last_seen) },
                     free_credits: serde_json::from_str(&credits).unwrap_or_default(),
+                    gateway: row.get(8)?,
                 })
             })?
             .collect()
@@ -98,24 +98,12 @@ impl Store {
         .await
     }
 
-    /// The counts; `sessions` is the caller's.
+    /// The counts, of every gateway of the store.
     ///
     /// # Errors
     /// See [`StoreError`].
     pub async fn stats(&self) -> Result<Stats, StoreError> {
         self.run(stats).await
-    }
-
-    /// A value that is made once and kept: the gateway's id.
-    ///
-    /// # Errors
-    /// See [`StoreError`].
-    pub async fn kept(&self, key: &'static str, fresh: String) -> Result<String, StoreError> {
-        self.run(move |db| {
-            db.execute("INSERT OR IGNORE INTO meta (key, value) VALUES (?, ?)", [key, &fresh])?;
-            db.query_row("SELECT value FROM meta WHERE key = ?", [key], |row| row.get(0))
-        })
-        .await
     }
 }
 
@@ -124,6 +112,13 @@ fn stats(db: &Connection) -> rusqlite::Result<Stats> {
         nodes: uint(db.query_row("SELECT count(*) FROM nodes", [], |row| row.get(0))?),
         ..Stats::default()
     };
+    let mut sessions =
+        db.prepare("SELECT gateway_id, count(*) FROM nodes WHERE state = 'connected' GROUP BY gateway_id")?;
+    for row in sessions.query_map([], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?)))? {
+        let (gateway, count): (String, i64) = row?;
+        stats.sessions += uint(count);
+        stats.gateways.insert(gateway, uint(count));
+    }
     let mut states = db.prepare("SELECT state, count(*) FROM commands GROUP BY state")?;
     for row in states.query_map([], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?)))? {
         let (state, count): (String, i64) = row?;

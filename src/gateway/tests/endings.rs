@@ -5,6 +5,7 @@ use std::time::Duration;
 use tonic::{Code, Status};
 
 use super::lab::Gateway;
+use crate::gateway::store::{Mode, Store};
 use crate::model::Reason;
 use crate::model::limits::FRAME_BYTES;
 use crate::wire::pb;
@@ -63,7 +64,9 @@ async fn the_older_identity_of_a_node_that_joined_again_is_told_identity_superse
     let machine = gateway.machine().await;
     let dir = gateway.stop().await;
     // A store as a later join of the same node leaves it; a gateway that re-joins nodes is not built yet.
-    let store = crate::gateway::store::Store::open(&dir.path().join("gw/gateway.db")).expect("a store");
+    let path = dir.path().join("gw/gateway.db");
+    let clock = std::sync::Arc::new(crate::clock::SystemClock);
+    let store = Store::open(&path, Mode::Thread, "g-0".into(), clock).expect("a store");
     let raised = store.run(|db| db.execute("UPDATE nodes SET generation = generation + 1", [])).await;
     assert_eq!(raised.expect("stored"), 1);
     drop(store);

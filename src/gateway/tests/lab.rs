@@ -9,6 +9,7 @@ use rcgen::{CertificateParams, KeyPair};
 use serde_json::json;
 use serde_json::value::to_raw_value;
 use tempfile::TempDir;
+use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
@@ -35,10 +36,21 @@ pub(super) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T 
 }
 
 pub(super) struct Gateway {
-    pub dir: TempDir,
+    pub dir: Arc<TempDir>,
+    name: String,
     pub ready: Ready,
     stop: oneshot::Sender<()>,
     task: tokio::task::JoinHandle<Result<(), GatewayError>>,
+    tasks: Tasks,
+}
+
+/// A gateway's runtime. Dropped, it ends all of the tasks at once and waits for none.
+struct Tasks(Option<Runtime>);
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        self.0.take().expect("a runtime").shutdown_background();
+    }
 }
 
 impl Gateway {
@@ -50,13 +62,28 @@ impl Gateway {
         Self::on(tempfile::tempdir().expect("a directory"), change).await
     }
 
-    pub async fn on(dir: TempDir, change: impl FnOnce(&mut Options)) -> Self {
-        let mut options = Options::new(dir.path().join("gw"), "127.0.0.1:0".parse().expect("an address"));
+    pub async fn on(dir: impl Into<Arc<TempDir>>, change: impl FnOnce(&mut Options)) -> Self {
+        Self::named("gw", dir.into(), change).await
+    }
+
+    /// Another gateway over this one's store.
+    pub async fn beside(&self, name: &str, change: impl FnOnce(&mut Options)) -> Self {
+        let change = |options: &mut Options| {
+            options.store = Some(self.dir.path().join("gw"));
+            change(options);
+        };
+        Self::named(name, self.dir.clone(), change).await
+    }
+
+    async fn named(name: &str, dir: Arc<TempDir>, change: impl FnOnce(&mut Options)) -> Self {
+        let mut options = Options::new(dir.path().join(name), "127.0.0.1:0".parse().expect("an address"));
         options.seed = Some(7);
         change(&mut options);
         let (stop, stopped) = oneshot::channel();
         let (tell, told) = oneshot::channel();
-        let task = tokio::spawn(run(
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let task = runtime.spawn(run(
             options,
             Arc::new(SystemClock),
             |ready| tell.send(ready).expect("somebody waits"),
@@ -65,10 +92,15 @@ impl Gateway {
             },
         ));
         let ready = within("the gateway's start", told).await.expect("it starts");
-        Self { dir, ready, stop, task }
+        Self { dir, name: name.into(), ready, stop, task, tasks: Tasks(Some(runtime)) }
     }
 
-    pub async fn stop(self) -> TempDir {
+    /// Ends at once and writes nothing more.
+    pub fn vanish(self) {
+        drop(self.tasks);
+    }
+
+    pub async fn stop(self) -> Arc<TempDir> {
         let _ = self.stop.send(());
         within("the gateway's stop", self.task).await.expect("no panic").expect("no error");
         self.dir
@@ -87,17 +119,21 @@ impl Gateway {
     }
 
     pub async fn ask(&self, request: Request) -> Response {
-        let mut client = Client::connect(&self.dir.path().join("gw")).await.expect("a control socket");
+        let mut client = Client::connect(&self.dir.path().join(&self.name)).await.expect("a control socket");
         within("an answer", client.call(&request)).await.expect("answered")
     }
 
-    pub async fn token(&self, uses: u32, ttl_s: u64) -> String {
+    pub async fn ticket(&self, uses: u32, ttl_s: u64) -> serde_json::Value {
         let Response::Ticket(line) = self.ask(Request::Ticket { uses, ttl_s, site: "lab".into() }).await
         else {
             panic!("no ticket")
         };
         let json = BASE64URL_NOPAD.decode(line.strip_prefix("bcd1.").expect("a ticket").as_bytes());
-        let ticket: serde_json::Value = serde_json::from_slice(&json.expect("base64")).expect("json");
+        serde_json::from_slice(&json.expect("base64")).expect("json")
+    }
+
+    pub async fn token(&self, uses: u32, ttl_s: u64) -> String {
+        let ticket = self.ticket(uses, ttl_s).await;
         ticket["token"].as_str().expect("a token").to_owned()
     }
 

@@ -7,3 +7,4 @@ mod endings;
 mod enrolment;
 mod events;
 mod sessions;
+mod several;

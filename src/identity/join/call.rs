@@ -10,6 +10,7 @@ use rustls::pki_types::CertificateDer;
 use super::super::ticket::Ticket;
 use crate::model::limits::FRAME_BYTES;
 use crate::model::{Reason, Role};
+use crate::ports::Connect;
 use crate::wire::link::{EndKind, Endpoint, LinkEnd};
 use crate::wire::pb::enrollment_client::EnrollmentClient;
 use crate::wire::pb::{join_answer, join_frame};
@@ -28,6 +29,7 @@ pub(super) struct Answer {
 /// What every attempt sends.
 pub(super) struct Call {
     tls: Arc<ClientConfig>,
+    connect: Arc<dyn Connect>,
     request: pb::JoinRequest,
 }
 
@@ -36,6 +38,7 @@ impl Call {
         ticket: &Ticket,
         csr: Vec<u8>,
         facts: BTreeMap<String, String>,
+        connect: Arc<dyn Connect>,
     ) -> Result<Self, rustls::Error> {
         let roots = tls::Roots::Pinned(ticket.gateway_ca_sha256);
         let own = version::Range::OWN;
@@ -50,11 +53,12 @@ impl Call {
             proto_max: own.max(),
             role: Role::Host.name().into(),
         };
-        Ok(Self { tls: Arc::new(tls::client_config(&roots, None, Arc::new(tls::BuildTime))?), request })
+        let tls = Arc::new(tls::client_config(&roots, None, Arc::new(tls::BuildTime))?);
+        Ok(Self { tls, connect, request })
     }
 
     pub(super) async fn attempt(&self, endpoint: &Endpoint) -> Result<Answer, LinkEnd> {
-        let connection = grpc::connect(endpoint, &self.tls, KEEP_ALIVE).await?;
+        let connection = grpc::connect(endpoint, &self.tls, &*self.connect, KEEP_ALIVE).await?;
         let gateway = connection.server_certificate().clone();
         let mut client = EnrollmentClient::with_origin(connection.service(), connection.origin())
             .max_decoding_message_size(FRAME_BYTES);

@@ -83,6 +83,17 @@ impl Disk {
         self.names.get(name).copied()
     }
 
+    /// Every name.
+    pub(super) fn names(&self) -> Vec<String> {
+        self.names.keys().cloned().collect()
+    }
+
+    /// Every file, as the running process sees it.
+    pub(super) fn image(&self) -> Image {
+        let content = |inode: &Inode| self.content(*inode).to_vec();
+        self.names.iter().map(|(name, inode)| (name.clone(), content(inode))).collect()
+    }
+
     /// Content of a file, its name gone or not.
     pub(super) fn content(&self, inode: Inode) -> &[u8] {
         self.files.get(inode).map_or(&[], Vec::as_slice)

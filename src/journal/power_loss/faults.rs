@@ -177,3 +177,28 @@ fn a_disk_full_at_any_write_of_the_journal_is_told_and_loses_nothing_and_all_goe
 fn an_error_at_any_write_of_the_journal_is_told_and_loses_nothing_and_all_goes_on_after_it() {
     every_operation(DiskError::Broken);
 }
+
+#[test]
+fn what_waits_for_a_later_commit_fails_nobody_who_only_reads_while_the_disk_is_full() {
+    let scenario = super::scenario(&[]);
+    let vfs = Vfs::new();
+    let dir = tempfile::tempdir().expect("a directory");
+    let state = dir.path().join("state");
+    let opened = workload::open(&vfs, &scenario, &state, "i-1", workload::journal_id());
+    let journal = opened.expect("a journal");
+    vfs.disk().fail_after(0, DiskError::Full);
+    let mark = workload::context().now;
+    journal.note_time(mark.expect("a time"), None);
+    let refused = now(journal.welcomed(1, ServerTime(1))).expect_err("a full disk");
+    assert_eq!(refused.why, Reason::Disk);
+    for _ in 0..3 {
+        assert!(now(journal.unacked(None, 1)).is_ok(), "the mark that waits makes no reader fail");
+        journal.acked(vec![id(0)]);
+    }
+    let known = || now(journal.snapshot()).expect("read").mark;
+    assert!(known() < mark);
+    vfs.disk().mend();
+    now(journal.look(true)).expect("written");
+    assert_eq!(known(), mark, "what waited is not forgotten");
+    vfs.disk().cut_power();
+}

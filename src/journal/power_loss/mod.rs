@@ -11,6 +11,7 @@
 mod crash;
 mod disk;
 mod faults;
+mod openings;
 mod sweep;
 mod vfs;
 mod workload;

@@ -270,7 +270,7 @@ impl End {
 
 /// Every crash of a trace that began on `image`, with what it leaves. Crashes at one point that leave the same are
 /// one case.
-fn crashes<'a>(
+pub(super) fn crashes<'a>(
     image: &Image,
     trace: &'a [Op],
     seeds: u64,

@@ -98,6 +98,11 @@ impl Vfs {
         Self { vfs, name, disk }
     }
 
+    /// What SQLite knows it by.
+    pub(super) fn name(&self) -> &CStr {
+        &self.name
+    }
+
     /// The disk.
     pub(super) fn disk(&self) -> MutexGuard<'_, Disk> {
         disk::lock(&self.disk)
@@ -155,6 +160,14 @@ impl JournalDisk for Vfs {
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.disk().rename(&base_name(from), &base_name(to)).map_err(io_error)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.disk().unlink(&base_name(path)).map_err(io_error)
+    }
+
+    fn names(&self, _dir: &Path) -> io::Result<Vec<String>> {
+        Ok(self.disk().names())
     }
 
     fn sync_dir(&self, _dir: &Path) -> io::Result<()> {

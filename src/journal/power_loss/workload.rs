@@ -1,25 +1,28 @@
 //! The commands that a run takes through the journal, and the ledger of what was asked and answered when.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
+use tokio::sync::oneshot;
 
 use super::vfs::Vfs;
 use crate::admission::Context;
+use crate::journal::core::{Call, Job};
 use crate::journal::disk::Ground;
 use crate::journal::settings::Setting;
-use crate::journal::{Admission, Durable, Journal, Locked, Mode, Options, Running};
+use crate::journal::{Admission, Durable, Journal, Locked, Mode, Options, Running, ops};
 use crate::model::{
     BootId, Command, CommandId, Effect, Incarnation, JournalId, NodeId, Outcome, Role, ServerTime, Terminal,
 };
 use crate::wire::dsse::{Audience, COMMAND_TYPE, Envelope, Policy, Verified, verify_command};
 
 /// Commands of a run: their states overlap, and their commits run through the log several times.
-pub(super) const COMMANDS: usize = 12;
-/// The first of them; the rest follow after a clean stop and a start.
-const BEFORE_THE_STOP: usize = COMMANDS - 1;
+pub(super) const COMMANDS: usize = 14;
+/// The first of them; the rest follow after a clean stop and a start, and are accepted together.
+const BEFORE_THE_STOP: usize = COMMANDS - 3;
 /// The time at which everything happens; birth and deadlines lie around it.
 const NOW_MS: i64 = 1_796_000_000_000;
 const HOUR_MS: i64 = 3_600_000;
@@ -197,6 +200,30 @@ impl Run<'_> {
             self.ledger.effects[command] = Some(asked);
         }
         let admission = now(self.journal.admit(verified(command), context())).expect("written");
+        self.accepted(command, asked, admission);
+    }
+
+    /// Several that wait for the writer at once: one commit proves them all.
+    fn accept_together_and_start(&mut self, commands: Range<usize>) {
+        let asked = self.ops();
+        let (mut jobs, mut answers): (Vec<Box<dyn Job>>, Vec<_>) = Default::default();
+        for command in commands {
+            let (reply, answer) = oneshot::channel();
+            let delivered = verified(command);
+            jobs.push(Box::new(Call::new(move |core| ops::admit(core, delivered, &context()), reply)));
+            answers.push((command, answer));
+        }
+        if self.effect_first {
+            answers.iter().for_each(|(command, _)| self.ledger.effects[*command] = Some(asked));
+        }
+        self.journal.run_together(jobs);
+        for (command, answer) in answers {
+            let admission = now(answer).expect("an answer").expect("written").after_sync();
+            self.accepted(command, asked, admission);
+        }
+    }
+
+    fn accepted(&mut self, command: usize, asked: usize, admission: Admission) {
         let Admission::Accepted(accepted) = admission else { panic!("not accepted: {admission:?}") };
         self.proven(command, Level::Accepted, asked);
         let asked = self.ops();
@@ -245,10 +272,8 @@ pub(super) fn run(vfs: &Vfs, scenario: &Scenario, state: &Path) -> Ledger {
     // A stop carries the log into the file and removes it; a start makes it anew.
     now(run.journal.close());
     run.journal = open(vfs, scenario, state, "i-2", journal_id()).expect("the same journal");
-    for command in BEFORE_THE_STOP..COMMANDS {
-        run.accept_and_start(command);
-        run.finish(command);
-    }
+    run.accept_together_and_start(BEFORE_THE_STOP..COMMANDS);
+    (BEFORE_THE_STOP..COMMANDS).for_each(|command| run.finish(command));
     vfs.disk().cut_power();
     run.ledger
 }

@@ -95,7 +95,7 @@ async fn an_export_has_everything_from_the_daemon_and_from_the_file_alike() {
     let journal = machine.start_thread();
     for name in ["c-1", "c-2"] {
         let running = running(&journal, name, ONCE).await;
-        Begun::create(&machine.state(), &journal.id(), &machine.boot_id(), &running).expect("a record");
+        Begun::create(&machine.state(), &machine.starter(&journal), &running).expect("a record");
         journal.finish(running, success()).await.expect("finished");
     }
     accepted(&journal, "c-3", RETRY_SAFE).await;

@@ -68,6 +68,14 @@ impl Machine {
         BootId::new("b-1").expect("an id")
     }
 
+    fn starter(&self, journal: &Journal) -> begun::Starter {
+        begun::Starter {
+            node_id: NodeId::new("n-1").expect("an id"),
+            journal_id: journal.id(),
+            boot_id: self.boot_id(),
+        }
+    }
+
     fn db(&self) -> PathBuf {
         self.state().join("journal.db")
     }

@@ -9,7 +9,7 @@ fn interrupted(outcome: &Outcome) {
 }
 
 fn begin(machine: &Machine, journal: &Journal, running: &Durable<Running>) -> Result<Begun, BegunError> {
-    Begun::create(&machine.state(), &journal.id(), &machine.boot_id(), running)
+    Begun::create(&machine.state(), &machine.starter(journal), running)
 }
 
 async fn begun(machine: &Machine, journal: &Journal, name: &str) -> Durable<Running> {
@@ -211,8 +211,37 @@ async fn a_record_under_the_name_of_another_command_is_not_believed() {
     drop(journal);
     let dir = machine.state().join("begun");
     std::fs::copy(dir.join("c-1.json"), dir.join("c-2.json")).expect("copied");
-    let records = begun::read_all(&machine.state()).expect("read");
+    let records = begun::read_all(&machine.state(), "n-1").expect("read");
     assert_eq!((records.whole.len(), records.unreadable), (1, vec![dir.join("c-2.json")]));
+}
+
+#[tokio::test]
+async fn records_of_another_node_make_no_row_forbid_their_own_command_and_are_counted_and_told() {
+    let machine = Machine::new();
+    let journal = machine.start();
+    for name in ["c-1", "c-2"] {
+        let running = running(&journal, name, ONCE).await;
+        let starter =
+            begun::Starter { node_id: NodeId::new("n-2").expect("an id"), ..machine.starter(&journal) };
+        let begun = begun::Record::of(&starter, &running);
+        begun.create(&machine.state()).expect("a record");
+        if name == "c-2" {
+            crate::journal::Ended { begun, outcome: success() }.write(&machine.state()).expect("an outcome");
+            std::fs::remove_file(machine.state().join("begun/c-2.json")).expect("removed");
+        }
+    }
+    drop(journal);
+    machine.sql().execute("DELETE FROM commands", []).expect("written");
+    let locked = machine.locked();
+    assert_eq!(locked.begun().expect("read"), [], "no program of theirs is taken over or ended");
+    let (journal, recovered) = locked.recover(Some(at(ISSUED))).expect("recovered");
+    assert_eq!((recovered.foreign, recovered.interrupted, recovered.unacked), (2, vec![], 0));
+    assert!(journal.result(id("c-1")).await.expect("read").is_none());
+    assert_eq!(begun::journals(&machine.state(), &machine.starter(&journal).node_id).expect("read").len(), 1);
+    let problems = journal.check().await.expect("checked").problems;
+    assert!(problems.len() == 1 && problems[0].contains("another node, n-2"), "{problems:?}");
+    let first = running(&journal, "c-1", ONCE).await;
+    assert!(matches!(begin(&machine, &journal, &first), Err(BegunError::AlreadyExists { .. })));
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 use super::*;
 use crate::clock::TokioClock;
+use crate::host::tcp::Tcp;
 use crate::identity::tests::{Fixture, URIS, joined};
 
 struct Daemon {
@@ -17,7 +18,7 @@ fn daemon() -> Daemon {
     let working = WorkingClock::new(Arc::new(TokioClock::starting_at(0)), None, None);
     let (current, identity) = watch::channel(Identity::load(&state).unwrap());
     let (end, ending) = watch::channel(None);
-    let renewal = Renewal::new((state, mark), Vec::new(), working, current, end);
+    let renewal = Renewal::new((state, mark), Vec::new(), Arc::new(Tcp), working, current, end);
     Daemon { fixture, renewal, identity, ending }
 }
 

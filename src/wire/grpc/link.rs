@@ -15,6 +15,7 @@ use tonic::{Response, Status, Streaming};
 
 use super::{Connection, connect};
 use crate::model::limits::FRAME_BYTES;
+use crate::ports::Connect;
 use crate::wire::link::{Dialer, EndKind, Endpoint, Link, LinkEnd, NotSent, Validity};
 use crate::wire::pb;
 use crate::wire::pb::node_client::NodeClient;
@@ -31,12 +32,13 @@ type Queue = mpsc::Sender<Box<pb::NodeFrame>>;
 #[derive(Debug, Clone)]
 pub struct GrpcDialer {
     tls: Arc<ClientConfig>,
+    connect: Arc<dyn Connect>,
 }
 
 impl GrpcDialer {
-    /// A dialer that offers the certificate of `tls` ([`crate::wire::tls::client_config`]).
-    pub fn new(tls: Arc<ClientConfig>) -> Self {
-        Self { tls }
+    /// A dialer that offers the certificate of `tls` ([`crate::wire::tls::client_config`]) to whom `connect` reaches.
+    pub fn new(tls: Arc<ClientConfig>, connect: Arc<dyn Connect>) -> Self {
+        Self { tls, connect }
     }
 }
 
@@ -49,7 +51,7 @@ impl Dialer for GrpcDialer {
     ) -> BoxFuture<'_, Result<Box<dyn Link>, LinkEnd>> {
         let endpoint = endpoint.clone();
         Box::pin(async move {
-            let connection = connect(&endpoint, &self.tls, keep_alive).await?;
+            let connection = connect(&endpoint, &self.tls, &*self.connect, keep_alive).await?;
             Ok(Box::new(GrpcLink::call(connection, first)) as Box<dyn Link>)
         })
     }

@@ -10,6 +10,7 @@ use tokio_rustls::TlsAcceptor;
 use tonic::{Code, Request};
 
 use super::*;
+use crate::host::tcp::Tcp;
 use crate::model::Digest;
 use crate::wire::contract::{self, heartbeat};
 use crate::wire::link::{Dialer, Link};
@@ -93,7 +94,7 @@ fn client(roots: &Roots, time: At) -> Arc<ClientConfig> {
 }
 
 async fn dial(endpoint: &Endpoint, roots: &Roots, time: At) -> Result<Connection, LinkEnd> {
-    connect(endpoint, &client(roots, time), Duration::from_secs(20)).await
+    connect(endpoint, &client(roots, time), &Tcp, Duration::from_secs(20)).await
 }
 
 async fn refused(endpoint: &Endpoint, roots: &Roots, time: At) -> EndKind {
@@ -263,7 +264,7 @@ async fn session(node_id: &str) -> Box<dyn Link> {
 }
 
 async fn session_with(ca: &Ca, endpoint: &Endpoint, node_id: &str) -> Box<dyn Link> {
-    let dialer = GrpcDialer::new(client(&ca.pin(), At(NOW, true)));
+    let dialer = GrpcDialer::new(client(&ca.pin(), At(NOW, true)), Arc::new(Tcp));
     let hello = pb::Hello { node_id: node_id.into(), ..Default::default() };
     let first = pb::NodeFrame { frame: Some(pb::node_frame::Frame::Hello(hello)) };
     dialer.open(endpoint, first, Duration::from_secs(20)).await.expect("a link")
@@ -339,7 +340,7 @@ async fn a_gateway_that_refuses_the_certificate_inside_tls_is_told_from_a_broken
     config = with_clients;
     config.alpn_protocols = vec![tls::ALPN.to_vec()];
     let endpoint = listen(config).await;
-    let dialer = GrpcDialer::new(client(&ca.pin(), At(NOW, true)));
+    let dialer = GrpcDialer::new(client(&ca.pin(), At(NOW, true)), Arc::new(Tcp));
     // The dial may succeed: under TLS 1.3 the client is done before the server has judged it.
     let end = match dialer.open(&endpoint, hello_frame(), Duration::from_secs(20)).await {
         Ok(mut link) => link.receive().await.expect_err("the end"),
@@ -364,7 +365,7 @@ async fn a_gateway_that_asks_for_calm_is_heard() {
         http.abrupt_shutdown(h2::Reason::ENHANCE_YOUR_CALM);
         let _ = http.accept().await;
     });
-    let dialer = GrpcDialer::new(client(&ca.pin(), At(NOW, true)));
+    let dialer = GrpcDialer::new(client(&ca.pin(), At(NOW, true)), Arc::new(Tcp));
     let mut link = dialer.open(&endpoint, hello_frame(), Duration::from_secs(20)).await.expect("a link");
     let end = link.receive().await.expect_err("the end");
     assert_eq!(end.kind, EndKind::Calm, "{end}");
@@ -383,7 +384,7 @@ async fn a_gateway_that_vanishes_is_a_lost_link() {
         });
         Endpoint { host: "127.0.0.1".into(), port }
     };
-    let dialer = GrpcDialer::new(client(&ca.pin(), At(NOW, true)));
+    let dialer = GrpcDialer::new(client(&ca.pin(), At(NOW, true)), Arc::new(Tcp));
     let end = match dialer.open(&endpoint, hello_frame(), Duration::from_secs(20)).await {
         Ok(mut link) => link.receive().await.expect_err("the end"),
         Err(end) => end,
@@ -391,77 +392,11 @@ async fn a_gateway_that_vanishes_is_a_lost_link() {
     assert_eq!((end.kind, end.reason), (EndKind::Lost, Some(Reason::LinkLost)), "{end}");
 }
 
-/// A listener of that family whose queue is full: a connect to it waits.
-async fn deaf(address: &str) -> (tokio::net::TcpListener, Vec<tokio::task::JoinHandle<()>>) {
-    let address: std::net::SocketAddr = address.parse().expect("an address");
-    let v6 = address.is_ipv6();
-    let socket = if v6 { tokio::net::TcpSocket::new_v6() } else { tokio::net::TcpSocket::new_v4() };
-    let socket = socket.expect("a socket");
-    socket.bind(address).expect("bound");
-    let listener = socket.listen(1).expect("listens");
-    let address = listener.local_addr().expect("an address");
-    let mut fillers = Vec::new();
-    for _ in 0..8 {
-        fillers.push(tokio::spawn(async move {
-            let _held = tokio::net::TcpStream::connect(address).await;
-            std::future::pending::<()>().await;
-        }));
-    }
-    // The kernel drops what has no place in the queue; the queue is full once a connect does not come back.
-    for _ in 0..50 {
-        let connect = tokio::net::TcpStream::connect(address);
-        if tokio::time::timeout(Duration::from_millis(100), connect).await.is_err() {
-            return (listener, fillers);
-        }
-    }
-    panic!("the queue of {address} does not fill");
-}
-
-#[tokio::test]
-async fn the_second_address_family_starts_a_quarter_of_a_second_after_a_first_that_is_silent() {
-    for (silent, answers) in [("[::1]:0", "127.0.0.1:0"), ("127.0.0.1:0", "[::1]:0")] {
-        let (deaf, fillers) = deaf(silent).await;
-        let listener = tokio::net::TcpListener::bind(answers).await.expect("a listener");
-        let good = listener.local_addr().expect("an address");
-        let start = tokio::time::Instant::now();
-        let race = dial::race(vec![deaf.local_addr().expect("an address"), good]);
-        let stream =
-            tokio::time::timeout(Duration::from_secs(10), race).await.expect("in time").expect("connected");
-        assert_eq!(stream.peer_addr().expect("an address"), good);
-        assert!(start.elapsed() >= Duration::from_millis(250), "{:?}", start.elapsed());
-        fillers.iter().for_each(tokio::task::JoinHandle::abort);
-    }
-}
-
-#[tokio::test]
-async fn the_first_address_family_wins_where_it_answers_and_ipv6_alone_works() {
-    let first = tokio::net::TcpListener::bind("[::1]:0").await.expect("a listener");
-    let second = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a listener");
-    let (v6, v4) = (first.local_addr().expect("an address"), second.local_addr().expect("an address"));
-    for addresses in [vec![v6, v4], vec![v6]] {
-        let stream = dial::race(addresses).await.expect("connected");
-        assert_eq!(stream.peer_addr().expect("an address"), v6);
-    }
-    let stream = dial::race(vec![v4, v6]).await.expect("connected");
-    assert_eq!(stream.peer_addr().expect("an address"), v4);
-}
-
-#[tokio::test]
-async fn a_second_address_is_tried_when_the_first_refuses() {
-    let live = TcpListener::bind("127.0.0.1:0").await.expect("a socket");
-    let dead = TcpListener::bind("127.0.0.1:0").await.expect("a socket").local_addr().expect("an address");
-    let live_at = live.local_addr().expect("an address");
-    let stream = dial::race(vec![dead, live_at]).await.expect("the second");
-    assert_eq!(stream.peer_addr().expect("an address"), live_at);
-    let error = dial::race(vec![dead]).await.expect_err("nobody listens");
-    assert!(error.to_string().contains(&dead.to_string()), "{error}");
-}
-
 #[tokio::test]
 async fn a_silent_gateway_is_found_by_keep_alive() {
     let ca = Ca::new();
     let endpoint = listen(ca.server("127.0.0.1", NOW + DAY)).await;
-    let dialer = GrpcDialer::new(client(&ca.pin(), At(NOW, true)));
+    let dialer = GrpcDialer::new(client(&ca.pin(), At(NOW, true)), Arc::new(Tcp));
     let mut link = dialer.open(&endpoint, hello_frame(), Duration::from_secs(20)).await.expect("a link");
     // From here on only timers can move anything: the server has stopped reading.
     tokio::time::pause();

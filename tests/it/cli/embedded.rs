@@ -35,7 +35,8 @@ fn options(state: &std::path::Path, seed: u64) -> Options {
         event_limits: EventLimits::default(),
         journal: Mode::Thread,
         reboot: Arc::new(bcd::host::fake_machine::FakeReboot::none()),
-        program: env!("CARGO_BIN_EXE_bcd").into(),
+        programs: Arc::new(bcd::exec::Supervisors::new(env!("CARGO_BIN_EXE_bcd").into())),
+        connect: Arc::new(bcd::host::tcp::Tcp),
         dialer: None,
         notifier: Arc::default(),
     }
@@ -52,6 +53,7 @@ fn join_options(state: &std::path::Path, line: &str) -> JoinOptions {
             wal_bytes: WAL_BYTES,
         },
         facts: Default::default(),
+        connect: Arc::new(bcd::host::tcp::Tcp),
         rng: StdRng::seed_from_u64(1),
     }
 }

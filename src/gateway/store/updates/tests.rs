@@ -1,5 +1,6 @@
 use super::*;
-use crate::gateway::store::{HelloFacts, NewCommand};
+use crate::clock::TokioClock;
+use crate::gateway::store::{HelloFacts, Lease, NewCommand, Route};
 use crate::model::{BootId, Digest, Incarnation, JournalId};
 
 const NOW: ServerTime = ServerTime(1_000_000);
@@ -8,6 +9,7 @@ const BODY: &[u8] = b"a body";
 /// A store with one node and one command, which waits.
 struct Bench {
     store: Store,
+    lease: Lease,
     node: NodeId,
     id: CommandId,
     _dir: tempfile::TempDir,
@@ -16,7 +18,12 @@ struct Bench {
 impl Bench {
     async fn new() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
-        let store = Store::open(&dir.path().join("gateway.db")).expect("a store");
+        let clock = std::sync::Arc::new(TokioClock::starting_at(NOW.0));
+        let store =
+            Store::open(&dir.path().join("gateway.db"), super::super::Mode::Thread, "g-1".into(), clock)
+                .expect("a store");
+        let life = std::time::Duration::from_secs(20);
+        let lease = store.take_lease(&[], life, None, "").await.expect("stored").expect("a lease");
         let node = NodeId::new("n-1").expect("an id");
         let id = CommandId::new("c-1").expect("an id");
         let insert = "INSERT INTO nodes (node_id, generation, role, site) VALUES ('n-1', 1, 'host', 'lab')";
@@ -32,7 +39,7 @@ impl Bench {
             now: NOW,
         };
         store.enqueue(command).await.expect("stored").expect("queued");
-        Self { store, node, id, _dir: dir }
+        Self { store, lease, node, id, _dir: dir }
     }
 
     /// A new session; its epoch.
@@ -47,15 +54,14 @@ impl Bench {
             capabilities: Vec::new(),
             last_epoch: 0,
             results: Vec::new(),
-            live_boot: None,
-            now: NOW,
         };
-        self.store.hello(facts).await.expect("stored").expect("welcomed").epoch
+        self.store.hello(facts, self.lease.clone()).await.expect("stored").expect("welcomed").epoch
     }
 
-    async fn dispatch(&self, epoch: u64, now: ServerTime) {
+    async fn dispatch(&self, epoch: u64) {
         let free = vec![(Lane::Work, 1)];
-        let dispatched = self.store.dispatch(self.node.clone(), epoch, free, now).await.expect("stored");
+        let route = Route { node: self.node.clone(), epoch, lease: self.lease.clone() };
+        let dispatched = self.store.dispatch(route, free).await.expect("stored");
         assert_eq!(dispatched.expect("the session is the node's").out.len(), 1);
     }
 
@@ -89,7 +95,7 @@ fn succeeded() -> Said {
 async fn passing_answers_of_an_older_epoch_are_ignored() {
     let bench = Bench::new().await;
     let older = bench.hello().await;
-    bench.dispatch(older, NOW).await;
+    bench.dispatch(older).await;
     let newer = bench.hello().await;
     for said in [busy(Reason::Disk), Said::Accepted, Said::Running { attempt: 1 }] {
         assert_eq!(bench.say(older, said.clone()).await.applied, [Applied::Nothing], "{said:?}");
@@ -103,7 +109,7 @@ async fn passing_answers_of_an_older_epoch_are_ignored() {
 async fn a_result_of_an_older_epoch_is_stored_and_acked() {
     let bench = Bench::new().await;
     let older = bench.hello().await;
-    bench.dispatch(older, NOW).await;
+    bench.dispatch(older).await;
     bench.hello().await;
     let effects = bench.say(older, succeeded()).await;
     assert_eq!((effects.acks(), effects.ended()), (vec![bench.id.clone()], vec![bench.id.clone()]));
@@ -115,7 +121,7 @@ async fn only_a_node_without_credit_is_told_apart_from_other_refusals() {
     for (why, exhausted) in [(Reason::Credits, true), (Reason::JournalFull, false)] {
         let bench = Bench::new().await;
         let epoch = bench.hello().await;
-        bench.dispatch(epoch, NOW).await;
+        bench.dispatch(epoch).await;
         assert_eq!(bench.say(epoch, busy(why)).await.applied, [Applied::BackOff(Lane::Work, exhausted)]);
         assert_eq!(bench.state().await, "pending");
     }

@@ -1,0 +1,178 @@
+//! Gateways beside each other over one store.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tonic::Code;
+
+use super::lab::{Gateway, id_of, within};
+use crate::gateway::control::{NodeView, Request, Response, Stats};
+use crate::model::Reason;
+use crate::wire::pb::CommandState as Say;
+use crate::wire::pb::gateway_frame::Frame as Out;
+use crate::wire::status;
+
+async fn pair() -> (Gateway, Gateway) {
+    let first = Gateway::start().await;
+    let second = first.beside("gw-2", |_| {}).await;
+    (first, second)
+}
+
+async fn node(gateway: &Gateway) -> NodeView {
+    match gateway.ask(Request::Nodes).await {
+        Response::Nodes(nodes) if nodes.len() == 1 => nodes[0].clone(),
+        other => panic!("not one node: {other:?}"),
+    }
+}
+
+async fn stats(gateway: &Gateway) -> Stats {
+    match gateway.ask(Request::Stats).await {
+        Response::Stats(stats) => stats,
+        other => panic!("no stats: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_ticket_names_every_gateway_of_the_store_its_own_first() {
+    let (first, second) = pair().await;
+    let endpoints = |gateway: &Gateway| gateway.ready.address.to_string();
+    let (one, two) = (endpoints(&first), endpoints(&second));
+    assert_eq!(first.ticket(1, 60).await["endpoints"], json!([one, two]));
+    assert_eq!(second.ticket(1, 60).await["endpoints"], json!([two, one]));
+    let dir = first.stop().await;
+    assert_eq!(second.ticket(1, 60).await["endpoints"], json!([two]), "a stopped one is named no more");
+    second.stop().await;
+    drop(dir);
+}
+
+#[tokio::test]
+async fn a_node_that_joined_at_one_gateway_is_known_at_the_other_and_its_epoch_rises() {
+    let (first, second) = pair().await;
+    let machine = first.machine().await;
+    let mut session = machine.open(&first, machine.hello()).await.expect("opened");
+    let welcome = session.welcome().await;
+    let mut again = machine.open(&second, machine.hello()).await.expect("opened");
+    let other = again.welcome().await;
+    assert_eq!((welcome.epoch, other.epoch), (1, 2));
+    assert_ne!(welcome.gateway_id, other.gateway_id);
+    first.stop().await;
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn a_session_that_the_node_has_left_for_another_gateway_is_superseded_without_a_disconnect() {
+    let (first, second) = pair().await;
+    let machine = first.machine().await;
+    let mut older = machine.live(&first).await;
+    let mut newer = machine.live(&second).await;
+    let end = older.end().await;
+    assert_eq!((end.code(), status::reason(&end)), (Code::Aborted, Some(Reason::Superseded)));
+    newer.quiet(Duration::from_millis(100)).await;
+    assert!(second.events("node.disconnected").await.is_empty());
+    let there = node(&first).await;
+    assert_eq!((&*there.state, there.epoch), ("connected", 2));
+    first.stop().await;
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn a_command_and_its_cancellation_reach_a_node_at_another_gateway_and_its_end_comes_back() {
+    let (first, second) = pair().await;
+    let machine = first.machine().await;
+    let mut session = machine.live(&second).await;
+    let id = first.program(&machine).await;
+    let command = session.command().await;
+    assert_eq!(id_of(&command), id);
+    session.say(&command, Say::Accepted).await;
+    first.reaches(&id, "accepted").await;
+    first.ask(Request::Cancel { id: id.clone() }).await;
+    within("the cancellation", async {
+        while !matches!(session.next().await.expect("a frame"), Out::Cancel(_)) {}
+    })
+    .await;
+    let waiting = first.ask(Request::Wait { id: id.clone(), timeout_ms: 9_000 });
+    let (answer, ()) = tokio::join!(waiting, session.say(&command, Say::Cancelled));
+    let Response::Command(Some(view)) = answer else { panic!("no command") };
+    assert_eq!((&*view.state, view.deliveries), ("cancelled", 1));
+    first.stop().await;
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn what_one_gateway_sent_is_delivered_again_by_the_other_and_its_result_counts_once() {
+    let (first, second) = pair().await;
+    let machine = first.machine().await;
+    let id = first.program(&machine).await;
+    let mut session = machine.live(&first).await;
+    let command = session.command().await;
+    first.vanish();
+    let mut session = machine.live(&second).await;
+    let again = session.command().await;
+    assert_eq!((id_of(&again), again.delivery_attempt), (id.clone(), 2));
+    for _ in 0..2 {
+        session.say(&command, Say::Succeeded).await;
+        assert_eq!(session.acked().await, [id.to_string()]);
+    }
+    let view = second.show(&id).await;
+    assert_eq!((&*view.state, view.terminal_changes, view.late_facts), ("succeeded", 1, 1));
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn each_gateway_tells_of_the_nodes_and_events_of_all() {
+    let (first, second) = pair().await;
+    let (one, two) = (first.machine().await, second.machine().await);
+    let (_here, _there) = (one.live(&first).await, two.live(&second).await);
+    within("both connected", async {
+        while stats(&first).await.sessions != 2 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    for gateway in [&first, &second] {
+        let stats = stats(gateway).await;
+        assert_eq!((stats.sessions, stats.nodes, stats.gateways.len()), (2, 2, 2));
+        assert_eq!(gateway.events("node.connected").await.len(), 2);
+    }
+    first.stop().await;
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn an_event_of_another_gateway_ends_the_wait_for_events() {
+    let (first, second) = pair().await;
+    let machine = first.machine().await;
+    let waiting = first.ask(Request::Events { after: 0, wait_ms: 9_000 });
+    let (answer, _session) = tokio::join!(waiting, machine.live(&second));
+    let Response::Events(events) = answer else { panic!("no events") };
+    assert_eq!(events[0].kind, "node.connected");
+    first.stop().await;
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn the_nodes_of_a_gateway_that_vanished_are_disconnected_once_its_lease_is_over() {
+    let short = |options: &mut crate::gateway::Options| options.lease_life = Duration::from_secs(2);
+    let first = Gateway::with(short).await;
+    let second = first.beside("gw-2", short).await;
+    let machine = first.machine().await;
+    let session = machine.live(&first).await;
+    within("the node", async {
+        while node(&second).await.state != "connected" {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    first.vanish();
+    within("the loss", async {
+        while node(&second).await.state != "disconnected" {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    let events = second.events("node.disconnected").await;
+    assert_eq!(events.len(), 1);
+    assert_eq!(events[0].detail["reason"], "gateway-lost");
+    drop(session);
+    second.stop().await;
+}

@@ -1,0 +1,124 @@
+//! Power loss while an opening changes what it finds: a corrupt journal that is moved aside, an old schema that is
+//! brought up to date. Crashed at every operation, the next opening ends where this one would have.
+
+use std::path::Path;
+
+use rusqlite::Connection;
+
+use super::disk::{Image, Op};
+use super::sweep::crashes;
+use super::vfs::Vfs;
+use super::workload::{self, Scenario, id, now};
+use crate::journal::{Journal, schema, settings};
+use crate::model::{JournalId, NodeId, Outcome};
+
+/// A disk that somebody opens, and its directory for what lies on the real one.
+struct Opening {
+    vfs: Vfs,
+    scenario: Scenario,
+    dir: tempfile::TempDir,
+}
+
+impl Opening {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        Self { vfs: Vfs::new(), scenario: super::scenario(&[]), dir }
+    }
+
+    fn open(&self, new_id: &str) -> anyhow::Result<Journal> {
+        let state = self.dir.path().join("state");
+        workload::open(&self.vfs, &self.scenario, &state, "i-after", JournalId::new(new_id)?)
+    }
+
+    /// Opens what lies on `image`, crashes that opening at every operation, opens what each crash left, and has
+    /// `look` judge the journal. How many crashes there were.
+    fn every_crash(&self, image: &Image, look: impl Fn(&Journal, &Image, &str)) -> usize {
+        self.vfs.boot(image.clone());
+        let journal = self.open("j-first").expect("opened");
+        let trace: Vec<Op> = self.vfs.disk().trace().to_vec();
+        look(&journal, &self.vfs.disk().image(), "no crash");
+        self.vfs.disk().cut_power();
+        drop(journal);
+        let mut cases = 0;
+        for (crash, left) in crashes(image, &trace, 3, |_| true) {
+            self.vfs.boot(left);
+            let journal = self.open("j-second").unwrap_or_else(|error| panic!("{crash}: {error:#}"));
+            look(&journal, &self.vfs.disk().image(), &crash.to_string());
+            self.vfs.disk().cut_power();
+            cases += 1;
+        }
+        cases
+    }
+}
+
+/// Content that is no journal, told from any other by its byte.
+fn garbage(byte: u8) -> Vec<u8> {
+    vec![byte; 8192]
+}
+
+#[test]
+fn a_power_loss_while_a_journal_is_moved_aside_keeps_it_with_its_log_and_the_next_opening_ends_the_move() {
+    let opening = Opening::new();
+    let mut image = Image::new();
+    for (name, byte) in [("journal.db", b'd'), ("journal.db-wal", b'l')] {
+        image.insert(name.into(), garbage(byte));
+    }
+    for kept in 1..=3 {
+        image.insert(format!("journal.db.corrupt-{kept}"), garbage(kept));
+        image.insert(format!("journal.db.corrupt-{kept}-wal"), garbage(kept));
+    }
+    let cases = opening.every_crash(&image, |journal, disk, case| {
+        let aside =
+            |byte: u8| disk.iter().find(|(_, content)| **content == garbage(byte)).map(|(name, _)| name);
+        let (db, log) = (aside(b'd').expect(case), aside(b'l').expect(case));
+        assert!(db.starts_with("journal.db.corrupt-"), "{case}: {db}");
+        assert_eq!(log, &format!("{db}-wal"), "{case}");
+        let kept = disk.keys().filter(|name| name.starts_with("journal.db.corrupt-")).count();
+        // The three latest pairs; a crash before the oldest went leaves it to the next move.
+        assert!((6..=8).contains(&kept), "{case}: {:?}", disk.keys());
+        for byte in 2..=3 {
+            assert!(aside(byte).is_some(), "{case}: the last three are kept");
+        }
+        let snapshot = now(journal.snapshot()).expect("read");
+        assert!(snapshot.commands.is_empty(), "{case}: {snapshot:?}");
+    });
+    assert!(cases >= 60, "{cases}");
+}
+
+/// A journal as a release with the first `version` migrations left it, with a command that is done.
+fn old_journal(opening: &Opening, version: usize) -> Image {
+    opening.vfs.boot(Image::new());
+    opening.vfs.disk().create("journal.db").expect("made");
+    let conn = settings::connect(Path::new("/journal.db"), Some(opening.vfs.name())).expect("opened");
+    let node = NodeId::new("n-1").expect("an id");
+    schema::create_old(&conn, version, &node, &workload::journal_id()).expect("made");
+    done(&conn);
+    drop(conn);
+    opening.vfs.disk().image()
+}
+
+fn done(conn: &Connection) {
+    let outcome = Outcome { output: Vec::new(), ..workload::outcome(0) };
+    let outcome = serde_json::to_string(&outcome).expect("encoded");
+    let id = id(0);
+    let row = "INSERT INTO commands VALUES (?, zeroblob(32), 'node.exec', 0, 1796003600000, 3, 1, 'i-old', 'b-0', 1, 1, ?, 1)";
+    conn.execute(row, [id.as_str(), &outcome]).expect("written");
+    conn.execute("INSERT INTO results VALUES (1, ?, x'68656c6c6f')", [id.as_str()]).expect("written");
+}
+
+#[test]
+fn every_older_schema_is_brought_up_to_date_whatever_power_loss_falls_into_it_and_owes_what_it_owed() {
+    let opening = Opening::new();
+    for version in 1..usize::try_from(schema::newest()).expect("a version") {
+        let image = old_journal(&opening, version);
+        let cases = opening.every_crash(&image, |journal, _, case| {
+            let case = format!("schema {version}, {case}");
+            assert_eq!(journal.id(), workload::journal_id(), "{case}");
+            let done = now(journal.result(id(0))).expect("read").expect(&case).into_inner();
+            assert_eq!(done.outcome.output, b"hello", "{case}");
+            // What a later schema brought is there: the start was told of.
+            assert!(journal.pending_events().borrow().count > 0, "{case}");
+        });
+        assert!(cases >= 20, "schema {version}: {cases}");
+    }
+}

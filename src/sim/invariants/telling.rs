@@ -1,0 +1,54 @@
+//! What nodes told of themselves.
+
+use std::collections::BTreeMap;
+
+use super::Verdict;
+use crate::gateway::control::CommandView;
+use crate::sim::faults::Blow;
+use crate::sim::history::Evidence;
+
+/// I7: a journal's events came once each, in order, with no number missing that was not told as dropped, and tell of
+/// every end that a result tells of; only what a lost journal held may be untold.
+pub(super) fn once(evidence: &Evidence) -> Verdict {
+    let (mut last, mut broken) = (BTreeMap::<(&str, &str), u64>::new(), Vec::new());
+    for event in &evidence.told {
+        let place = last.entry((&event.node, &event.journal)).or_insert(0);
+        let missing = (*place + 1 < event.seq).then(|| (*place + 1, event.seq - 1));
+        if event.seq <= *place {
+            broken.push(format!("{} told {} of {} after {place}", event.node, event.seq, event.journal));
+        } else if let Some((from, to)) = missing
+            && event.dropped.is_none_or(|(first, last)| first > from || last < to)
+        {
+            broken.push(format!("{} never told {from} to {to} of {}", event.node, event.journal));
+        }
+        *place = event.seq.max(*place);
+    }
+    let (ends, none) = (evidence.told_ends(), BTreeMap::new());
+    for row in evidence.ended_by_nodes() {
+        let told = ends.get(row.id.as_str()).unwrap_or(&none);
+        for (journal, count) in told.iter().filter(|(_, count)| **count > 1) {
+            broken.push(format!("{} told of the end of {} in {count} events of {journal}", row.node, row.id));
+        }
+        // A journal that comes after a lost one tells again of what its records say.
+        let at_most = 1 + losses_since(evidence, row).count();
+        let lost = at_most > 1;
+        if told.len() > at_most || (told.is_empty() && !lost) {
+            broken.push(format!("{} told of the end of {} in {} journals", row.node, row.id, told.len()));
+        }
+    }
+    Verdict::new("I7", evidence.told.len(), "events told", broken)
+}
+
+/// Whether there is no more to wait for before [`once`] is judged.
+pub fn every_end_told(evidence: &Evidence) -> bool {
+    let ends = evidence.told_ends();
+    evidence
+        .ended_by_nodes()
+        .all(|row| ends.contains_key(row.id.as_str()) || losses_since(evidence, row).next().is_some())
+}
+
+/// Journals lost since the command came to its node: each may have held its end.
+fn losses_since<'a>(evidence: &'a Evidence, row: &'a CommandView) -> impl Iterator<Item = i64> + 'a {
+    let since = row.dispatched_ms;
+    evidence.blows(&row.node, |blow| blow == Blow::JournalLoss).filter(move |at| *at >= since)
+}

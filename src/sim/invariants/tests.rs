@@ -1,0 +1,254 @@
+//! Each invariant has a run in which it breaks, and no other does.
+
+use super::*;
+use std::time::Duration;
+
+use crate::gateway::control::{EventView, NodeEventView, NodeView};
+use crate::model::{CommandId, NodeId};
+use crate::sim::faults::Blow;
+use crate::sim::history::{Handed, Moment, Runs, Struck};
+use crate::sim::load::{Class, Planned};
+
+fn view(id: &str, state: &str, reason: &str) -> CommandView {
+    CommandView {
+        id: CommandId::new(id).expect("an id"),
+        node: NodeId::new("n-1").expect("an id"),
+        kind: "node.exec".into(),
+        state: state.into(),
+        reason: reason.into(),
+        message: String::new(),
+        effect: "complete".into(),
+        deliveries: 1,
+        attempt: 1,
+        output: String::new(),
+        terminal_changes: 1,
+        late_facts: 0,
+        enqueued_ms: 1,
+        dispatched_ms: 2,
+        accepted_ms: 3,
+        ended_ms: 4,
+    }
+}
+
+fn epoch(seq: u64, epoch: u64) -> EventView {
+    let detail = serde_json::json!({ "epoch": epoch });
+    EventView { seq, at_ms: 1, kind: "node.connected".into(), node: "n-1".into(), detail }
+}
+
+fn told(seq: u64, id: &str) -> NodeEventView {
+    NodeEventView {
+        number: seq,
+        node: "n-1".into(),
+        journal: "j-1".into(),
+        seq,
+        class: "transition".into(),
+        kind: "command.done".into(),
+        body: serde_json::json!({ "id": id }),
+        at_ms: 1,
+        age_ms: None,
+        received_ms: 2,
+        dropped: None,
+    }
+}
+
+/// A run in which all is well: one command of each class, one line each.
+fn good() -> Evidence {
+    let mut evidence = Evidence::default();
+    let classes = [
+        ("c-0", Class::Succeeds),
+        ("c-1", Class::Fails),
+        ("c-2", Class::RetrySafe),
+        ("c-3", Class::Hurried),
+        ("c-4", Class::Sleeps(Duration::from_secs(1))),
+    ];
+    for (id, class) in classes {
+        let planned = Planned { id: CommandId::new(id).expect("an id"), agent: 0, class };
+        evidence.handed.insert(planned.id.clone(), Handed { planned, acknowledged: true });
+        let (state, reason) =
+            if class == Class::Fails { ("failed", "exit-status") } else { ("succeeded", "") };
+        evidence.commands.push(view(id, state, reason));
+        let runs = Runs { begun: vec!["1".into()], ended: vec!["1".into()] };
+        evidence.witness.insert(id.into(), runs);
+    }
+    let credits = std::collections::BTreeMap::from([("work".to_owned(), 16)]);
+    evidence.agents = vec![NodeId::new("n-1").expect("an id")];
+    (evidence.boots, evidence.owed) = (vec![0], vec![0]);
+    evidence.nodes = vec![NodeView {
+        node: NodeId::new("n-1").expect("an id"),
+        state: "connected".into(),
+        epoch: 2,
+        gateway: "g-1".into(),
+        site: "sim".into(),
+        boot_id: String::new(),
+        version: String::new(),
+        last_seen_age_ms: 1,
+        free_credits: credits.clone(),
+    }];
+    evidence.credits = credits;
+    evidence.events = vec![epoch(1, 1), epoch(2, 2)];
+    evidence.told = (0..5).map(|id| format!("c-{id}")).zip(1..).map(|(id, seq)| told(seq, &id)).collect();
+    evidence
+}
+
+fn broken(change: impl FnOnce(&mut Evidence)) -> Vec<&'static str> {
+    let mut evidence = good();
+    change(&mut evidence);
+    judge(&evidence).iter().filter(|verdict| !verdict.held()).map(|verdict| verdict.id).collect()
+}
+
+fn witness_again(evidence: &mut Evidence, id: &str) {
+    evidence.witness.get_mut(id).expect("a witness").begun.push("2".into());
+}
+
+#[test]
+fn a_run_in_which_all_is_well_holds() {
+    assert_eq!(broken(|_| ()), [""; 0]);
+    assert_eq!(broken(|evidence| witness_again(evidence, "c-2")), [""; 0], "a retry-safe one may run twice");
+}
+
+#[test]
+fn a_lost_unended_or_twice_ended_command_breaks_i1() {
+    assert_eq!(broken(|evidence| drop(evidence.commands.remove(0))), ["I1"]);
+    assert_eq!(broken(|evidence| evidence.commands[0].state = "running".into()), ["I1", "I8"]);
+    assert_eq!(broken(|evidence| evidence.commands[0].terminal_changes = 2), ["I1"]);
+    assert_eq!(broken(|evidence| evidence.commands.push(view("c-0", "succeeded", ""))), ["I1"]);
+    let unknown = |evidence: &mut Evidence| evidence.commands.push(view("c-9", "rejected", "expired"));
+    assert_eq!(broken(unknown), ["I1"]);
+}
+
+#[test]
+fn a_command_whose_handing_over_was_never_answered_may_be_missing() {
+    let change = |evidence: &mut Evidence| {
+        let row = evidence.commands.remove(0);
+        evidence.handed.get_mut(&row.id).expect("handed").acknowledged = false;
+    };
+    assert_eq!(broken(change), [""; 0]);
+}
+
+#[test]
+fn a_second_run_breaks_i2_whatever_the_result_says() {
+    for id in ["c-0", "c-1", "c-3"] {
+        assert_eq!(broken(|evidence| witness_again(evidence, id)), ["I2"], "{id}");
+    }
+    let interrupted = |evidence: &mut Evidence| {
+        witness_again(evidence, "c-0");
+        evidence.commands[0] = view("c-0", "failed", "interrupted");
+    };
+    assert_eq!(broken(interrupted), ["I2"]);
+}
+
+#[test]
+fn a_result_that_the_witness_does_not_bear_out_breaks_i2() {
+    assert_eq!(broken(|evidence| drop(evidence.witness.remove("c-0"))), ["I2"]);
+    assert_eq!(broken(|evidence| evidence.commands[1] = view("c-1", "succeeded", "")), ["I2"]);
+    assert_eq!(broken(|evidence| evidence.commands[0] = view("c-0", "failed", "exit-status")), ["I2"]);
+    assert_eq!(broken(|evidence| evidence.commands[0] = view("c-0", "rejected", "expired")), ["I2"]);
+    assert_eq!(broken(|evidence| drop(evidence.witness.insert("x".into(), Runs::default()))), ["I2"]);
+    let none = |evidence: &mut Evidence| {
+        evidence.commands[3] = CommandView { effect: "none".into(), ..view("c-3", "rejected", "expired") };
+    };
+    assert_eq!(broken(none), ["I2"]);
+}
+
+#[test]
+fn an_event_that_is_missing_doubled_or_out_of_order_breaks_i7() {
+    assert_eq!(broken(|evidence| drop(evidence.told.remove(1))), ["I7"]);
+    assert_eq!(broken(|evidence| evidence.told.push(told(5, "c-4"))), ["I7"]);
+    assert_eq!(broken(|evidence| evidence.told.swap(1, 2)), ["I7"]);
+    assert_eq!(broken(|evidence| evidence.told.clear()), ["I7"]);
+    assert_eq!(broken(|evidence| evidence.told[3].body = serde_json::Value::Null), ["I7"], "an end untold");
+}
+
+#[test]
+fn a_gap_that_is_told_breaks_nothing() {
+    let told_gap = |evidence: &mut Evidence| {
+        evidence.told.push(NodeEventView { dropped: Some((6, 8)), kind: "node.load".into(), ..told(9, "") });
+    };
+    assert_eq!(broken(told_gap), [""; 0]);
+    let too_short = |evidence: &mut Evidence| {
+        evidence.told.push(NodeEventView { dropped: Some((7, 8)), kind: "node.load".into(), ..told(9, "") });
+    };
+    assert_eq!(broken(too_short), ["I7"]);
+}
+
+#[test]
+fn an_epoch_that_does_not_rise_breaks_i3() {
+    assert_eq!(broken(|evidence| evidence.events.push(epoch(3, 2))), ["I3"]);
+    assert_eq!(broken(|evidence| evidence.events.clear()), ["I3"]);
+}
+
+/// The node's agent is struck at this time; commands are dispatched at 2 and end at 4.
+fn struck(evidence: &mut Evidence, at_ms: i64, blow: Blow) {
+    evidence.moments.push(Moment { at_ms, what: Struck::Agent(0, blow) });
+}
+
+#[test]
+fn a_program_that_is_cut_short_breaks_i5_unless_its_machine_was_rebooted_meanwhile() {
+    let cut_short = |evidence: &mut Evidence| {
+        evidence.witness.get_mut("c-4").expect("a witness").ended.clear();
+        evidence.commands[4] = view("c-4", "failed", "interrupted");
+    };
+    assert_eq!(broken(cut_short), ["I5"]);
+    for (at, blow, held) in [
+        (3, Blow::Kill, false),
+        (3, Blow::JournalLoss, false),
+        (1, Blow::Reboot, false),
+        (3, Blow::Reboot, true),
+        (3, Blow::RebootCommand, true),
+    ] {
+        let broken = broken(|evidence| {
+            cut_short(evidence);
+            struck(evidence, at, blow);
+        });
+        assert_eq!(broken.is_empty(), held, "{blow:?} at {at}: {broken:?}");
+    }
+    assert_eq!(broken(|evidence| drop(evidence.witness.remove("c-4"))), ["I2", "I5"]);
+}
+
+#[test]
+fn a_machine_that_boots_without_a_reason_breaks_i2() {
+    assert_eq!(broken(|evidence| evidence.boots[0] = 1), ["I2"]);
+    let rebooted = |evidence: &mut Evidence| {
+        evidence.boots[0] = 1;
+        struck(evidence, 3, Blow::Reboot);
+    };
+    assert_eq!(broken(rebooted), [""; 0]);
+    let once_commanded = |evidence: &mut Evidence, boots| {
+        evidence.boots[0] = boots;
+        let mut handed = evidence.handed[&evidence.commands[0].id].clone();
+        handed.planned.class = Class::Reboot;
+        handed.acknowledged = false;
+        handed.planned.id = CommandId::new("c-9").expect("an id");
+        evidence.handed.insert(handed.planned.id.clone(), handed);
+    };
+    assert_eq!(broken(|evidence| once_commanded(evidence, 1)), [""; 0]);
+    assert_eq!(broken(|evidence| once_commanded(evidence, 2)), ["I2"]);
+}
+
+#[test]
+fn only_a_lost_journal_excuses_a_journal_lost_and_an_end_untold() {
+    let lost = |evidence: &mut Evidence| evidence.commands[0] = view("c-0", "failed", "journal-lost");
+    assert_eq!(broken(lost), ["I2"]);
+    let excused = |evidence: &mut Evidence| {
+        lost(evidence);
+        struck(evidence, 3, Blow::JournalLoss);
+    };
+    assert_eq!(broken(excused), [""; 0]);
+    let untold = |evidence: &mut Evidence, at| {
+        evidence.told[0].body = serde_json::Value::Null;
+        struck(evidence, at, Blow::JournalLoss);
+    };
+    assert_eq!(broken(|evidence| untold(evidence, 3)), [""; 0]);
+    assert_eq!(broken(|evidence| untold(evidence, 1)), ["I7"], "before the command came");
+}
+
+#[test]
+fn a_node_that_is_away_or_holds_a_credit_at_the_end_breaks_i8() {
+    assert_eq!(broken(|evidence| evidence.nodes[0].state = "disconnected".into()), ["I8"]);
+    assert_eq!(broken(|evidence| evidence.nodes.clear()), ["I8"]);
+    assert_eq!(broken(|evidence| evidence.owed[0] = 1), ["I8"]);
+    let held = |evidence: &mut Evidence| {
+        evidence.nodes[0].free_credits.insert("work".into(), 15);
+    };
+    assert_eq!(broken(held), ["I8"]);
+}
