@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use crate::clock::{self, SystemClock};
 use crate::config::Config;
 use crate::host::fake_machine::FakeReboot;
+use crate::host::tcp::Tcp;
 use crate::identity::{Identity, LoadError};
 use crate::journal::Limits;
 use crate::model::{Incarnation, JournalId};
@@ -128,7 +129,7 @@ impl Held {
         let tls = tls::client_config(&roots, Some(Arc::clone(&identity.key)), Arc::new(BuildTime))?;
         let endpoint = identity.endpoints.first().ok_or_else(|| FleetError::NoEndpoint(state.to_owned()))?;
         let hello = hello(identity, clock::boot_id()?.as_str());
-        let dialer = GrpcDialer::new(Arc::new(tls));
+        let dialer = GrpcDialer::new(Arc::new(tls), Arc::new(Tcp));
         let mut link = dialer.open(endpoint, hello, KEEP_ALIVE).await.map_err(FleetError::Ended)?;
         loop {
             let frame = link.receive().await.map_err(FleetError::Ended)?;

@@ -13,6 +13,7 @@ use super::proc::Process;
 use super::{Place, PlaceError};
 use crate::clock;
 use crate::gateway::control::{Client, ClientError, Request, Response};
+use crate::host::tcp::Tcp;
 use crate::identity::join::{self, JoinError, JournalOptions};
 use crate::identity::{Ticket, TicketError};
 use crate::model::Incarnation;
@@ -180,6 +181,7 @@ async fn join_one(state: PathBuf, ticket: &str, wal_bytes: u64) -> Result<(), La
             wal_bytes,
         },
         facts: std::collections::BTreeMap::new(),
+        connect: std::sync::Arc::new(Tcp),
         rng,
     };
     join::join(options, |_| ()).await?;

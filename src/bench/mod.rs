@@ -18,6 +18,8 @@ mod place;
 #[cfg(feature = "fakehw")]
 mod proc;
 mod raw;
+#[cfg(feature = "fakehw")]
+pub mod session;
 
 pub use figure::{Aim, Figure, Part, json, table};
 pub use place::{Place, PlaceError};

@@ -30,6 +30,15 @@ enum Bench {
         #[command(flatten)]
         how: How,
     },
+    /// The round trip of a command, against an empty call on the same connection and three raw syncs.
+    #[cfg(feature = "fakehw")]
+    Session {
+        /// A directory on the disk for the journal; a new one in it is written to, and removed
+        #[arg(long, value_name = "DIR", default_value = "/var/lib/bcd")]
+        state: PathBuf,
+        #[command(flatten)]
+        how: How,
+    },
     /// What a node weighs while it is idle, how it starts, and how many fit into a GiB.
     #[cfg(feature = "fakehw")]
     Agent {
@@ -84,8 +93,14 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
             show("journal", &figures, how)
         }
         #[cfg(feature = "fakehw")]
+        Bench::Session { state, how } => {
+            let rounds = usize::try_from(how.rounds).unwrap_or(usize::MAX);
+            let measured = runtime()?.block_on(uninterrupted(crate::bench::session::run(state, rounds)))?;
+            show("session", &measured.map_err(|error| fail(&error, Exit::Failed))?, how)
+        }
+        #[cfg(feature = "fakehw")]
         Bench::Agent { state, program, duration, nodes, how } => {
-            crate::sim::raise_descriptor_limit(0).map_err(|error| fail(&error, Exit::Failed))?;
+            crate::sim::agents_per_process(0).map_err(|error| fail(&error, Exit::Failed))?;
             let options = crate::bench::agent::Options {
                 state: state.clone(),
                 program: program.clone(),

@@ -26,7 +26,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
     crate::log::start(tracing::Level::WARN, crate::config::LogFormat::Text);
-    crate::sim::raise_descriptor_limit(0).map_err(|error| fail(&error, Exit::Failed))?;
+    crate::sim::agents_per_process(0).map_err(|error| fail(&error, Exit::Failed))?;
     let runtime = if args.count == 1 {
         tokio::runtime::Builder::new_current_thread().enable_all().build()
     } else {

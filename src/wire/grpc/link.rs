@@ -52,9 +52,14 @@ impl Dialer for GrpcDialer {
         let endpoint = endpoint.clone();
         Box::pin(async move {
             let connection = connect(&endpoint, &self.tls, &*self.connect, keep_alive).await?;
-            Ok(Box::new(GrpcLink::call(connection, first)) as Box<dyn Link>)
+            Ok(session(connection, first))
         })
     }
+}
+
+/// Opens the session over a connection that is there, of which the caller may have kept the service for calls beside it.
+pub fn session(connection: Connection, first: pb::NodeFrame) -> Box<dyn Link> {
+    Box::new(GrpcLink::call(connection, first))
 }
 
 struct GrpcLink {
