@@ -24,6 +24,8 @@ pub struct Options {
     pub size: usize,
     /// Rounds.
     pub rounds: usize,
+    /// Accepts in a row of one round; twenty times as many come from many submitters.
+    pub accepts: usize,
 }
 
 /// Why there are no figures.
@@ -46,10 +48,9 @@ pub enum JournalBenchError {
     Refused(String),
 }
 
-/// Accepts in a row of one round.
-const IN_A_ROW: usize = 200;
-/// Accepts of one round by many submitters: below the results that may wait for an ack.
-const AT_ONCE: usize = 4096;
+/// Accepts by many submitters for each of those in a row: at 200 in a row still below the results that may wait for an
+/// ack, 10,000.
+const AT_ONCE: usize = 20;
 /// Commands of the count of syncs: their pages are far below a checkpoint's.
 #[cfg(feature = "fakehw")]
 const COUNTED: u32 = 64;
@@ -130,14 +131,15 @@ pub async fn run(options: &Options) -> Result<Vec<Figure>, JournalBenchError> {
     let (mut raws, mut writers) = (Rounds::default(), Rounds::default());
     let (mut submitters, mut fulls) = (Rounds::default(), Rounds::default());
     let mut groups = [Group::new("group commit, 16", 16, 0.6), Group::new("group commit, 64", 64, 0.55)];
+    let at_once = options.accepts * AT_ONCE;
     for _ in 0..options.rounds {
-        raws.add(raw_times(&mut raw).await?);
-        writers.add(inline.accepts(IN_A_ROW).await?);
-        submitters.add(thread.accepts(IN_A_ROW).await?);
-        fulls.add(full.accepts(IN_A_ROW).await?);
+        raws.add(raw_times(&mut raw, options.accepts).await?);
+        writers.add(inline.accepts(options.accepts).await?);
+        submitters.add(thread.accepts(options.accepts).await?);
+        fulls.add(full.accepts(options.accepts).await?);
         for side in &mut groups {
-            side.raw.push(raw_group(&group.submitter(), side.submitters).await?);
-            side.journal.push(a_second(AT_ONCE, thread.accepts_at_once(AT_ONCE, side.submitters).await?));
+            side.raw.push(raw_group(&group.submitter(), at_once, side.submitters).await?);
+            side.journal.push(a_second(at_once, thread.accepts_at_once(at_once, side.submitters).await?));
         }
     }
     let mut figures = figures(options.size, raws, writers, submitters, fulls);
@@ -179,16 +181,16 @@ fn figures(size: usize, raws: Rounds, writers: Rounds, submitters: Rounds, fulls
     ]
 }
 
-async fn raw_times(raw: &mut Raw) -> std::io::Result<Vec<Duration>> {
-    let mut times = Vec::with_capacity(IN_A_ROW);
-    for _ in 0..IN_A_ROW {
+async fn raw_times(raw: &mut Raw, count: usize) -> std::io::Result<Vec<Duration>> {
+    let mut times = Vec::with_capacity(count);
+    for _ in 0..count {
         times.push(timed(async { raw.write(1) }).await?.1);
     }
     Ok(times)
 }
 
-async fn raw_group(raw: &Submitter, submitters: usize) -> std::io::Result<f64> {
-    let each = AT_ONCE / submitters;
+async fn raw_group(raw: &Submitter, count: usize, submitters: usize) -> std::io::Result<f64> {
+    let each = count / submitters;
     let writers = (0..submitters).map(|_| {
         let raw = raw.clone();
         async move {

@@ -27,6 +27,9 @@ enum Bench {
         /// A command's signed body, bytes
         #[arg(long, value_name = "BYTES", default_value_t = 512, value_parser = clap::value_parser!(u32).range(256..=65_536))]
         size: u32,
+        /// Accepts in a row of one round
+        #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(4..=400))]
+        accepts: u32,
         #[command(flatten)]
         how: How,
     },
@@ -82,11 +85,12 @@ const MARGIN: f64 = 1.15;
 
 pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
     match &args.bench {
-        Bench::Journal { state, size, how } => {
+        Bench::Journal { state, size, accepts, how } => {
             let options = journal::Options {
                 state: state.clone(),
                 size: usize::try_from(*size).unwrap_or(usize::MAX),
                 rounds: usize::try_from(how.rounds).unwrap_or(usize::MAX),
+                accepts: usize::try_from(*accepts).unwrap_or(usize::MAX),
             };
             let measured = runtime()?.block_on(uninterrupted(journal::run(&options)))?;
             let figures = measured.map_err(|error| fail(&error, journal_exit(&error)))?;
