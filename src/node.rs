@@ -7,6 +7,7 @@
 
 mod metrics;
 mod renewal;
+mod waiting;
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use nix::errno::Errno;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use tokio::sync::{mpsc, watch};
@@ -26,7 +28,8 @@ use crate::exec::{self, Executor, Lanes, Leftovers, ProbeFacts, Programs, Superv
 use crate::host::tcp::Tcp;
 use crate::identity::{Identity, LoadError, Mark, join_again};
 use crate::journal::{
-    self, Durable, EventLimits, Failed, Journal, Locked, OpenError, Reattached, Recovered, WriteError,
+    self, Durable, EventLimits, Failed, Journal, Locked, OpenError, Reattached, Recovered, Trouble,
+    WriteError,
 };
 use crate::model::{BootId, Exit, Incarnation, JournalId, NodeId};
 use crate::ports::{Connect, Reboot};
@@ -43,6 +46,7 @@ use crate::wire::link::{Dialer, Endpoint};
 use crate::wire::tls::{self, Roots};
 use crate::wire::version::Range;
 use renewal::Renewal;
+pub use waiting::build as build_when_the_disk_allows;
 
 /// The journal's log on a host: above SQLite's checkpoint at 1,000 pages of 4 KiB, so that commits overwrite it and
 /// never make it grow.
@@ -163,6 +167,19 @@ impl BuildError {
             Self::Tls { .. } => Exit::Configuration,
         }
     }
+
+    /// What the disk has to be mended of before a start can succeed; absent where no mended disk would help.
+    fn hindrance(&self) -> Option<Trouble> {
+        match self {
+            Self::Journal(error) => error.hindrance(),
+            Self::Floors(FloorsError::State(error)) => {
+                let why = journal::hindrance(Errno::from_raw(error.errno()?))?;
+                Some(Trouble { why, detail: error.to_string() })
+            }
+            Self::Recovery(error) => Some(Trouble { why: error.why, detail: error.to_string() }),
+            Self::Identity(_) | Self::Floors(FloorsError::Damaged { .. }) | Self::Tls { .. } => None,
+        }
+    }
 }
 
 /// A node that has recovered and not dialed yet.
@@ -233,7 +250,7 @@ impl Node {
     /// Runs until `stop` says true or its sender is gone, or until the journal can no longer be trusted.
     pub async fn run(self, stop: watch::Receiver<bool>) -> Exit {
         let journal = self.journal.clone();
-        let socket = self.bind_status_socket();
+        let socket = bind_status_socket(self.options.run_dir.as_deref());
         let lanes = Lanes::default();
         let (say, status) = watch::channel(SessionStatus::new(self.options.clock.boot()));
         let conditions = Conditions::new(Arc::clone(&self.options.clock));
@@ -278,16 +295,6 @@ impl Node {
         let own = self.options.endpoints.clone();
         let connect = Arc::clone(&self.options.connect);
         Some(Box::new(Renewal::new(file, own, connect, self.working.clone(), current, end)))
-    }
-
-    fn bind_status_socket(&self) -> Option<Socket> {
-        let run = self.options.run_dir.as_ref()?;
-        Socket::bind(run)
-            .inspect_err(|error| {
-                let error: &dyn std::error::Error = error;
-                tracing::error!(error, "there is no status socket; bcd status cannot ask this daemon");
-            })
-            .ok()
     }
 
     fn upkeep(
@@ -392,6 +399,15 @@ impl Node {
             }
         }
     }
+}
+
+fn bind_status_socket(run: Option<&Path>) -> Option<Socket> {
+    Socket::bind(run?)
+        .inspect_err(|error| {
+            let error: &dyn std::error::Error = error;
+            tracing::error!(error, "there is no status socket; bcd status cannot ask this daemon");
+        })
+        .ok()
 }
 
 fn log_start(identity: &Identity, recovered: &Recovered, ended: usize) {

@@ -87,6 +87,14 @@ fn hint(errno: Errno) -> &'static str {
 }
 
 impl StateError {
+    /// The system's error, where it is one.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::NotMade { source, .. } | Self::System { source, .. } => Some(source.raw_os_error()),
+            _ => None,
+        }
+    }
+
     /// The exit code that it stands for.
     pub fn exit(&self) -> Exit {
         match self {

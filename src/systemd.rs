@@ -3,6 +3,7 @@
 //! The watchdog is fed by the runtime that does the daemon's work, so that one which hangs stops feeding it. Nothing
 //! here ever waits: a manager that does not read loses a message, and the next one says the same again.
 
+use std::convert::Infallible;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::AsFd as _;
@@ -44,6 +45,23 @@ impl Notifier {
     fn say(&self, message: &str) {
         if let Some(socket) = &self.socket {
             let _ = send(socket.as_fd(), message.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        }
+    }
+
+    /// Says READY though nothing runs yet, since a unit that is not ready in time is started again and again; feeds the
+    /// watchdog and shows `why` as the unit's status. Never ends.
+    pub async fn wait(&self, mut why: watch::Receiver<String>) -> Infallible {
+        self.say(&format!("READY=1\nSTATUS={}", one_line(&why.borrow_and_update())));
+        let mut feed = self.watchdog.map(|limit| tokio::time::interval(limit / 2));
+        loop {
+            tokio::select! {
+                biased;
+                () = tick(&mut feed) => self.say("WATCHDOG=1"),
+                changed = why.changed() => match changed {
+                    Ok(()) => self.say(&format!("STATUS={}", one_line(&why.borrow_and_update()))),
+                    Err(_) => std::future::pending().await,
+                }
+            }
         }
     }
 
@@ -225,6 +243,22 @@ mod tests {
         let limit = |pid: &str| manager.notifier(&[("WATCHDOG_USEC", "5"), ("WATCHDOG_PID", pid)]).watchdog;
         assert_eq!(limit("1"), None);
         assert_eq!(limit(&own), Some(Duration::from_micros(5)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_daemon_that_waits_for_its_disk_is_ready_and_feeds_the_watchdog_and_says_what_it_waits_for() {
+        let manager = Manager::new();
+        let notifier = manager.notifier(&[("WATCHDOG_USEC", "30000000")]);
+        let (say, why) = watch::channel("waiting for its disk: full".to_owned());
+        let waits = notifier.wait(why);
+        tokio::pin!(waits);
+        assert!(tokio::time::timeout(Duration::from_secs(20), &mut waits).await.is_err());
+        say.send_replace("waiting for its disk: read-only\nREADY=0".into());
+        assert!(tokio::time::timeout(Duration::from_secs(1), &mut waits).await.is_err());
+        let heard = manager.heard();
+        assert_eq!(heard[0], "READY=1\nSTATUS=waiting for its disk: full");
+        assert_eq!(heard.iter().filter(|word| *word == "WATCHDOG=1").count(), 2, "{heard:?}");
+        assert_eq!(heard.last().unwrap(), "STATUS=waiting for its disk: read-only READY=0");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::host::fake_machine::{self, FakeMachine, FakeReboot};
 #[cfg(not(feature = "fakehw"))]
 use crate::host::reboot::SystemReboot;
 use crate::model::{BootId, Exit};
-use crate::node::{Node, Options};
+use crate::node::{Options, build_when_the_disk_allows};
 use crate::ports::Reboot;
 use crate::systemd::Notifier;
 
@@ -35,19 +35,24 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
     let (boot_id, reboot) = machine(&say_stop).map_err(|error| fail(&error, Exit::Failed))?;
     let mut options = Options::new(&config, Arc::new(SystemClock), StdRng::from_os_rng(), boot_id, reboot);
     options.notifier = Arc::new(notifier());
-    let node = Node::build(options).map_err(|error| fail(&error, error.exit()))?;
     let runtime = super::runtime()?;
     let exit = runtime.block_on(async {
         let signals = Signals::listen().map_err(|error| fail(&error, Exit::Failed))?;
-        let run = node.run(stop);
+        let run = async {
+            match build_when_the_disk_allows(options, stop.clone()).await {
+                Ok(Some(node)) => Ok(node.run(stop).await),
+                Ok(None) => Ok(Exit::Done),
+                Err(error) => Err(fail(&error, error.exit())),
+            }
+        };
         tokio::pin!(run);
         tokio::select! {
-            exit = &mut run => return Ok(exit),
+            exit = &mut run => return exit,
             () = signals.asked_to_stop() => {}
         }
         // Nobody is there to hear it only when the node has ended by itself.
         let _ = say_stop.send(true);
-        Ok(run.await)
+        run.await
     });
     // A resolver or a disk that does not answer must not hold up the stop: its thread is left to its fate.
     runtime.shutdown_timeout(LEFT_BEHIND);

@@ -158,7 +158,7 @@ mod tests {
     use crate::exec::Supervisors;
     use crate::journal::begun::Supervisor;
     use crate::journal::{self, Mode};
-    use crate::model::{Digest, Incarnation, NodeId, ServerTime};
+    use crate::model::{CommandId, Digest, Incarnation, NodeId, ServerTime};
 
     fn sleeper(mark: &str) -> Child {
         Command::new("/bin/sleep").arg("60").env(mark::VARIABLE, mark).spawn().expect("a sleeper")

@@ -8,7 +8,7 @@ use rusqlite::ffi::{SQLITE_FULL, SQLITE_IOERR_DIR_FSYNC, SQLITE_IOERR_FSYNC, sql
 use rusqlite::{Connection, ErrorCode};
 
 use super::rescue::Failed;
-use super::trouble;
+use super::trouble::{self, Trouble};
 use crate::model::{Exit, NodeId, Reason};
 
 /// Why a journal cannot be opened. The file is where it was, and as it was.
@@ -147,6 +147,22 @@ impl OpenError {
             Self::Sqlite { source, .. } => source.sqlite_error_code() == Some(ErrorCode::DiskFull),
             _ => false,
         }
+    }
+
+    /// What a mended disk would end; the file is to be left alone until then, and opened again.
+    pub fn hindrance(&self) -> Option<Trouble> {
+        let (why, source): (_, &dyn std::error::Error) = match self {
+            Self::Io { source, .. } => (trouble::hindrance(Errno::from_raw(source.raw_os_error()?))?, source),
+            Self::Sqlite { source, .. } => match source.sqlite_error_code()? {
+                ErrorCode::DiskFull
+                | ErrorCode::ReadOnly
+                | ErrorCode::SystemIoFailure
+                | ErrorCode::CannotOpen => (WriteError::of(source, None).why, source),
+                _ => return None,
+            },
+            _ => return None,
+        };
+        Some(Trouble { why, detail: format!("{self}: {source}") })
     }
 
     /// How a subcommand that meets it ends.

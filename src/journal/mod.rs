@@ -56,7 +56,7 @@ pub use rescue::Failed;
 pub use room::{LEAST_STATE_BYTES, Limits, RESERVE_BYTES};
 #[cfg(feature = "fakehw")]
 pub use sync_count::SyncCount;
-pub use trouble::{Source, Trouble, why};
+pub use trouble::{Source, Trouble, hindrance, why};
 pub use unfinished::Unfinished;
 
 use crate::model::{Answer, BootId, CommandId, Done, Event, Incarnation, JournalId, NodeId, ServerTime};

@@ -215,15 +215,15 @@ pub(super) fn unacked(
     after: Option<u64>,
     max_bytes: usize,
 ) -> rusqlite::Result<(Vec<Done>, Option<u64>)> {
-    // So many fit into no Hello and no frame; each costs its ids, times and message beside its output.
+    // So many fit into no Hello and no frame; each costs its id and digest beside its output and its message.
     const AT_ONCE: u32 = 1024;
-    const BESIDE_OUTPUT: u64 = 512;
+    const BESIDE_OUTCOME: u64 = 256;
     let max_bytes = u64::try_from(max_bytes).unwrap_or(u64::MAX);
     let found = rows::results_after(&core.conn, after.unwrap_or(0), AT_ONCE + 1)?;
     let (mut page, mut next) = (Vec::new(), None);
     let (mut bytes, mut last) = (0_u64, None);
-    for (seq, id, output) in found {
-        bytes = bytes.saturating_add(output).saturating_add(BESIDE_OUTPUT);
+    for (seq, id, outcome) in found {
+        bytes = bytes.saturating_add(outcome).saturating_add(BESIDE_OUTCOME);
         if !page.is_empty() && (bytes > max_bytes || page.len() >= AT_ONCE as usize) {
             next = last;
             break;

@@ -255,13 +255,15 @@ pub(super) fn done_of(conn: &Connection, row: Row) -> rusqlite::Result<Option<Do
     Ok(Some(Done { id: row.id, body_sha256: row.body_sha256, outcome }))
 }
 
-/// Numbers and ids of owed results behind `after`, with the size of their output.
+/// Numbers and ids of owed results behind `after`, with the size of their output and of the rest of their outcome.
 pub(super) fn results_after(
     conn: &Connection,
     after: u64,
     limit: u32,
 ) -> rusqlite::Result<Vec<(u64, CommandId, u64)>> {
-    let sql = "SELECT seq, id, length(output) FROM results WHERE seq > ? ORDER BY seq LIMIT ?";
+    let sql =
+        "SELECT results.seq, results.id, length(output) + coalesce(octet_length(outcome), 0) FROM results
+        LEFT JOIN commands ON commands.id = results.id WHERE results.seq > ? ORDER BY results.seq LIMIT ?";
     let mut statement = conn.prepare_cached(sql)?;
     let found = statement.query_map(params![signed(after), limit], |row| {
         Ok((unsigned(row, 0)?, parsed(1, CommandId::new(row.get::<_, String>(1)?))?, unsigned(row, 2)?))

@@ -46,6 +46,24 @@ pub fn why(errno: Errno) -> Reason {
     }
 }
 
+/// The same for an error that a disk gives until it is mended, or a process that has too little of something; absent
+/// for any other, which waiting does not change.
+pub fn hindrance(errno: Errno) -> Option<Reason> {
+    let passes = matches!(
+        errno,
+        Errno::ENOSPC
+            | Errno::EDQUOT
+            | Errno::EROFS
+            | Errno::EIO
+            | Errno::EMFILE
+            | Errno::ENFILE
+            | Errno::ENOMEM
+            | Errno::ESTALE
+            | Errno::ETIMEDOUT
+    );
+    passes.then(|| why(errno))
+}
+
 /// The trouble of each source, shared by whoever meets it and whoever tells of it.
 #[derive(Debug, Default)]
 pub(super) struct Troubles {

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use prost::Message as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -365,6 +366,9 @@ impl Driver {
                 }
             };
             let first = hello(&facts, &journal, &running, &results, attempt);
+            let (bytes, events) = (first.encoded_len(), journal.pending_events().borrow().count);
+            let commits = journal.commits();
+            tracing::debug!(bytes, results = results.len(), events, commits, "saying Hello");
             let link = dialer.open(&endpoint, first, keep_alive).await?;
             Ok((link, resend))
         };

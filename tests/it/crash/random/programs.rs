@@ -51,6 +51,7 @@ pub(super) fn args(lab: &Lab, planned: &Planned) -> Box<RawValue> {
         Class::Sleeps(time) => (format!("sleep {}", time.as_secs_f32()), 0),
         Class::Fails => (":".into(), 3),
         Class::Succeeds | Class::RetrySafe | Class::Hurried => (":".into(), 0),
+        Class::Barrier | Class::Cancelled(_) | Class::Reboot => unreachable!("never drawn here"),
     };
     let script = format!(
         r#"echo "$1 ${{BCD_EXEC##*/}}" >> "$2"; {rest}; read up idle < /proc/uptime; echo "$1 ${{BCD_EXEC##*/}} $up" >> "$3"; exit {status}"#
