@@ -21,6 +21,7 @@ mod neighbours;
 mod node_events;
 mod peer;
 mod service;
+mod serving;
 mod session;
 mod state_dir;
 mod store;
@@ -40,6 +41,7 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngCore, SeedableRng};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
@@ -47,6 +49,7 @@ use tonic::Code;
 
 pub use admission::Limits;
 pub use lies::Lies;
+pub use serving::ServingFiles;
 pub use state_dir::CONTROL_SOCKET;
 
 use crate::blocking;
@@ -60,6 +63,7 @@ use crate::wire::version::Range;
 use hub::{Hub, SessionEnd};
 use lease::Grant;
 use service::Service;
+use serving::Serving;
 use store::{Lease, Store};
 use task::Task;
 
@@ -101,6 +105,8 @@ pub struct Options {
     pub lease_life: Duration,
     /// Node certificates hold this long.
     pub certificate_life: Duration,
+    /// The serving certificate; absent: one of the development CA, made at each start.
+    pub serving: Option<ServingFiles>,
     /// Admission.
     pub limits: Limits,
     /// Versions spoken.
@@ -126,6 +132,7 @@ impl Options {
             lane_credits: lane_credits(),
             lease_life: Duration::from_secs(20),
             certificate_life: Duration::from_secs(24 * 3600),
+            serving: None,
             limits: Limits::default(),
             protocol: Range::OWN,
             upgrade_only: false,
@@ -171,7 +178,10 @@ pub enum GatewayError {
     Worker(#[from] worker::WorkerError),
     /// The worker gave no certificate to serve with.
     #[error("the worker gives no certificate to serve with: {0}")]
-    Serving(String),
+    Unserved(String),
+    /// The serving certificate cannot be used.
+    #[error(transparent)]
+    Serving(#[from] serving::ServingError),
     /// TLS cannot be set up.
     #[error(transparent)]
     Tls(#[from] tls::TlsError),
@@ -259,6 +269,12 @@ pub async fn run_in_memory(
 #[derive(Clone)]
 pub struct Local(Arc<Hub>);
 
+impl std::fmt::Debug for Local {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Local").finish_non_exhaustive()
+    }
+}
+
 impl Local {
     /// Asks as over the control socket.
     pub async fn ask(&self, request: control::Request) -> control::Response {
@@ -299,7 +315,13 @@ async fn prepare(
     worker.draw_from(StdRng::from_rng(&mut rng));
     let worker = worker::Link::here(worker, Arc::clone(&clock));
     let every = store.gateways().await?.into_values().flatten().collect();
-    let tls = Arc::new(serving(&worker, &endpoints, every, Arc::clone(&clock)).await?);
+    let (chain, key, node_root) = certificate(&worker, &endpoints, every).await?;
+    let serving = Arc::new(Serving::new(chain, key)?);
+    if let Some(files) = &options.serving {
+        let (files, serving) = (files.clone(), serving.clone());
+        joined(blocking::run(move || serving.load(&files)).await)?;
+    }
+    let tls = Arc::new(tls::server_config(serving.clone(), &node_root, clock.clone())?);
 
     let settings = Settings {
         gateway_id: store.gateway().to_string(),
@@ -316,17 +338,17 @@ async fn prepare(
     let last_notice = store.last_notice().await?;
     let grant = Grant::new(lease, asked, options.lease_life);
     let hub = Hub::new(settings, store, (worker, tls), grant.clone(), clock, rng);
-    Ok((Arc::new(hub), Keeping { grant, last_notice }))
+    let serving = options.serving.map(|files| (serving, files));
+    Ok((Arc::new(hub), Keeping { grant, last_notice, serving }))
 }
 
 /// A key of this gateway's own, with the certificate that the worker gives for it.
-async fn serving(
+async fn certificate(
     worker: &worker::Link,
     own: &[Endpoint],
     endpoints: Vec<String>,
-    clock: Arc<dyn Clock>,
-) -> Result<rustls::ServerConfig, GatewayError> {
-    let failed = |why: &dyn std::fmt::Display| GatewayError::Serving(why.to_string());
+) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>, CertificateDer<'static>), GatewayError> {
+    let failed = |why: &dyn std::fmt::Display| GatewayError::Unserved(why.to_string());
     let key = rcgen::KeyPair::generate().map_err(|error| failed(&error))?;
     let csr = rcgen::CertificateParams::default().serialize_request(&key).map_err(|error| failed(&error))?;
     let hosts = own.iter().map(|endpoint| endpoint.host.clone()).collect();
@@ -336,8 +358,8 @@ async fn serving(
         other => return Err(failed(&format!("{other:?}"))),
     };
     let chain = chain.into_iter().map(|der| der.0.to_vec().into()).collect();
-    let key = rustls::pki_types::PrivateKeyDer::Pkcs8(key.serialize_der().into());
-    Ok(tls::server_config(chain, key, &node_root.0.to_vec().into(), clock)?)
+    let key = PrivateKeyDer::Pkcs8(key.serialize_der().into());
+    Ok((chain, key, node_root.0.to_vec().into()))
 }
 
 /// Each grant of each gateway draws numbers of its own, also where one seed is given to all of them: a node id or a
@@ -403,6 +425,7 @@ impl Directories {
 struct Keeping {
     grant: Grant,
     last_notice: u64,
+    serving: Option<(Arc<Serving>, ServingFiles)>,
 }
 
 async fn open_state(
@@ -411,10 +434,12 @@ async fn open_state(
     mode: store::Mode,
 ) -> Result<Opened, GatewayError> {
     let (directories, judge, now) = (Directories::of(options), clock.clone(), ServerTime(clock.wall_ms()));
-    match blocking::run(move || directories.open(judge, mode, now)).await {
-        Ok(opened) => opened,
-        Err(error) => std::panic::resume_unwind(error.into_panic()),
-    }
+    joined(blocking::run(move || directories.open(judge, mode, now)).await)
+}
+
+/// What work that blocks has come to; its panic is the caller's.
+fn joined<T>(done: Result<T, tokio::task::JoinError>) -> T {
+    done.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
 async fn serve(
@@ -429,6 +454,12 @@ async fn serve(
     let controlling = Task::spawn(controlling);
     let housekeeping = Task::spawn(keep_house(hub.clone()));
     let listening = Task::spawn(neighbours::listen(hub.clone(), keeping.last_notice));
+    let reloading = Task::spawn(async move {
+        match keeping.serving {
+            Some((serving, files)) => serving::reload(serving, files).await,
+            None => std::future::pending().await,
+        }
+    });
     let mut leasing = Task::spawn(lease::keep(hub.clone(), keeping.grant));
     let service = Service(hub.clone());
     let node = pb::node_server::NodeServer::new(service.clone()).max_decoding_message_size(FRAME_BYTES);
@@ -459,7 +490,7 @@ async fn serve(
         _ = &mut leasing => result = Err(GatewayError::Replaced(hub.store.gateway().clone())),
         ended = &mut server => result = ended.unwrap_or(Ok(())).map_err(GatewayError::from),
     }
-    drop((accepting, controlling, housekeeping, listening));
+    drop((accepting, controlling, housekeeping, listening, reloading));
     hub.set_draining(true);
     for (_, live) in hub.sessions() {
         live.end(SessionEnd::told(Code::Unavailable, Reason::Draining, "the gateway is stopping"));

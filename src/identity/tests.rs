@@ -51,13 +51,16 @@ pub(crate) fn joined() -> Fixture {
 fn stored(dir: &StateDir, key: &Digest, uris: [&str; 2], generation: u64) -> StoredIdentity {
     let certificate = certificate::tests::certificate(&key_pair(dir, key), &uris);
     let service = accept::tests::Service::new();
-    let bundle = service.sign_bundle(&service.bundle(&accept::tests::authority()));
+    let leaf = Leaf::read(&certificate).unwrap();
+    let mut bundle = service.bundle(&accept::tests::authority());
+    bundle.trust_domain.clone_from(&leaf.trust_domain);
+    let bundle = service.sign_bundle(&bundle);
     let accepted = Accepted {
-        leaf: Leaf::read(&certificate).unwrap(),
+        leaf: leaf.clone(),
         generation,
         chain: vec![certificate.clone()],
         join_signing_key: service.public.clone(),
-        trust: Trust::verify(bundle, &service.public, "lab.example").unwrap(),
+        trust: Trust::verify(bundle, &service.public, &leaf.trust_domain).unwrap(),
         server_time: ServerTime(1),
     };
     StoredIdentity::new(&accepted)

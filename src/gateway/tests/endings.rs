@@ -114,6 +114,6 @@ async fn a_call_that_is_not_built_is_told_so_by_its_code_and_no_token() {
     let channel = gateway.channel(None).await.expect("connected");
     let mut client = pb::enrollment_client::EnrollmentClient::new(channel);
     let renewal = client.renew(pb::RenewRequest::default()).await.expect_err("refused");
-    assert_eq!(token(&renewal), (Code::Unimplemented, None));
+    assert_eq!(token(&renewal), (Code::Unauthenticated, Some(Reason::CertificateMissing)));
     gateway.stop().await;
 }

@@ -82,10 +82,12 @@ impl Lab {
         }
     }
 
-    fn join_as(&self, pins: &Pins, pair: &KeyPair, sealed_for: &[u8]) -> Told {
+    /// `sealed_for`: for another request than its own.
+    fn join_as(&self, pins: &Pins, pair: &KeyPair, sealed_for: Option<&[u8]>) -> Told {
+        let csr = request(pair);
         let request = pb::JoinRequest {
-            sealed_token: pins.seal.seal(&pins.token, sealed_for).unwrap().into(),
-            csr: request(pair).into(),
+            sealed_token: pins.seal.seal(&pins.token, sealed_for.unwrap_or(&csr)).unwrap().into(),
+            csr: csr.into(),
             proto_max: 1,
             ..Default::default()
         };
@@ -94,9 +96,7 @@ impl Lab {
 
     fn node(&self) -> Node {
         let (pins, pair) = (self.pins(), KeyPair::generate().unwrap());
-        let Told::Joined(response, noted) = self.join_as(&pins, &pair, &request(&pair)) else {
-            panic!("not joined")
-        };
+        let Told::Joined(response, noted) = self.join_as(&pins, &pair, None) else { panic!("not joined") };
         let response = pb::JoinResponse::decode(&*response.0).unwrap();
         let envelope = |envelope: Option<pb::Envelope>| read_envelope(envelope.unwrap()).unwrap();
         let signed = envelope(response.signed_response);
@@ -145,14 +145,9 @@ fn reason(told: &Told) -> Option<Reason> {
 fn a_token_that_was_sealed_for_one_request_is_worth_nothing_beside_another() {
     let lab = lab();
     let (pins, victim, thief) = (lab.pins(), KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
-    let stolen = lab.join_as(&pins, &thief, &request(&victim));
+    let stolen = lab.join_as(&pins, &thief, Some(&request(&victim)));
     assert_eq!(reason(&stolen), Some(Reason::JoinInvalid), "{stolen:?}");
-    let victim_request = request(&victim);
-    // A CSR is signed anew each time; the token is sealed for one of them.
-    let sealed = pins.seal.seal(&pins.token, &victim_request).unwrap();
-    let own =
-        pb::JoinRequest { sealed_token: sealed.into(), csr: victim_request.into(), ..Default::default() };
-    let joined = lab.worker.answer(Ask::Join(Der(own.encode_to_vec().into())), NOW);
+    let joined = lab.join_as(&pins, &victim, None);
     assert!(matches!(joined, Told::Joined(..)), "{joined:?}");
 }
 
