@@ -330,12 +330,12 @@ impl Core {
         })
     }
 
-    /// Gives back what only the start needed: the pages of the whole file, which its check has read, and the statements
-    /// of recovery. What a session needs of them is read again.
-    pub(super) fn forget_the_start(&self) {
+    /// Gives back what is there to be fast: prepared statements and the pages that were read. About 60 KiB, and after a
+    /// start the whole file, which its check has read. What is needed of it is made again, in some 100 us.
+    pub(super) fn rest(&self) {
         self.conn.flush_prepared_statement_cache();
         if let Err(error) = self.conn.execute_batch("PRAGMA shrink_memory") {
-            tracing::debug!(%error, "the memory of the start is not given back");
+            tracing::debug!(%error, "the journal's memory is not given back");
         }
     }
 

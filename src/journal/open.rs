@@ -243,7 +243,7 @@ impl Locked {
         recovered.foreign = records.foreign.len();
         recovered.reattached = reattached.into_iter().map(Durable::after_sync).collect();
         core.left.clone_from(&recovered.waiting);
-        core.forget_the_start();
+        core.rest();
         Ok((Journal::over(core, mode)?, recovered))
     }
 
