@@ -36,7 +36,7 @@ tools:
 build: tools ## build target/debug/bcd with the simulator and the reference gateway
 	cargo build $(FEATURES)
 
-sim: tools ## run real agents against the reference gateway under kills, and check the invariants (SIM="…" for options)
+sim: tools ## run real agents against the reference gateway under faults, and check the invariants (SIM="…" for options)
 	cargo build $(FEATURES) --bin bcd
 	$(BCD) sim $(SIM)
 

@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 use crate::model::{CommandId, NodeId};
 
 /// What may be asked.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Request {
     /// Puts a command into a node's queue.
@@ -84,6 +84,21 @@ pub enum Request {
         ttl_s: u64,
         /// Site of the machines.
         site: String,
+    },
+    /// Revokes a node's certificates, and ends its session.
+    Revoke {
+        /// Whose.
+        node: NodeId,
+    },
+    /// Takes the revocation of a node's certificates back, a quarantine's too.
+    Unrevoke {
+        /// Whose.
+        node: NodeId,
+    },
+    /// Deletes a node and ends its open commands.
+    Delete {
+        /// Which.
+        node: NodeId,
     },
     /// Empties the gateway: sessions are told to redial elsewhere, new ones are refused.
     Drain {

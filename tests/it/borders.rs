@@ -142,3 +142,14 @@ fn a_border_that_is_crossed_is_seen() {
     assert!(!names_crate(&stray, "clap"));
     assert_eq!(stray.modules_named(), ["gateway"]);
 }
+
+/// Of one seed a virtual run gives one history: no part may toss a coin over what it does first.
+#[test]
+fn every_choice_between_futures_has_an_order() {
+    let unordered = |file: &Code| {
+        let choices = file.text.split("select! {").skip(1);
+        let tossed = choices.filter(|choice| !choice.trim_start().starts_with("biased;")).count();
+        (tossed > 0).then(|| format!("src/{} has {tossed} without `biased;`", file.path))
+    };
+    assert_eq!(code().iter().filter_map(unordered).collect::<Vec<_>>(), Vec::<String>::new());
+}

@@ -10,6 +10,7 @@ mod crash;
 mod dependencies;
 mod docs;
 mod faults;
+mod gateways;
 mod lab;
 mod lies;
 mod reboot;
