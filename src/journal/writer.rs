@@ -153,11 +153,10 @@ impl Queue {
                 }
                 (None, false) => (REST, true),
                 (Some(lazy), false) => (lazy.min(REST), lazy > REST),
-                // The rest was a part of the wait.
-                (Some(lazy), true) => (lazy.saturating_sub(REST), false),
+                // The rest was a part of a long wait; acks that came since wait their second.
+                (Some(lazy), true) => (if lazy > REST { lazy - REST } else { lazy }, false),
             };
-            let (back, waited) =
-                self.wake.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner);
+            let (back, waited) = self.wake.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner);
             state = back;
             if waited.timed_out() && state.jobs.is_empty() {
                 if rest {
@@ -219,5 +218,32 @@ impl Drop for Thread {
                 let _ = done.send(());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ServerTime;
+
+    fn queue() -> Queue {
+        Queue { state: Mutex::default(), wake: Condvar::new(), room: Arc::new(Semaphore::new(WAITING)) }
+    }
+
+    #[test]
+    fn an_idle_writer_rests_once_and_what_is_lazy_waits_on() {
+        let queue = queue();
+        queue.lazily(|lazy| lazy.time(Some(ServerTime(1)), None));
+        assert!(matches!(queue.next(false), Next::Rest));
+        assert!(queue.state().lazy.wait().is_some(), "the time is still to be written");
+        queue.abandon();
+        assert!(matches!(queue.next(true), Next::Write(Batch { last: true, .. })));
+    }
+
+    #[test]
+    fn acks_are_written_before_a_rest() {
+        let queue = queue();
+        queue.lazily(|lazy| lazy.acked(vec![crate::model::CommandId::new("c-1").expect("an id")]));
+        assert!(matches!(queue.next(false), Next::Write(Batch { lazy, .. }) if lazy.has_acks()));
     }
 }
