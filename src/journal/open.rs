@@ -243,7 +243,7 @@ impl Locked {
         recovered.foreign = records.foreign.len();
         recovered.reattached = reattached.into_iter().map(Durable::after_sync).collect();
         core.left.clone_from(&recovered.waiting);
-        core.rest();
+        core.forget_the_start();
         Ok((Journal::over(core, mode)?, recovered))
     }
 
@@ -272,6 +272,7 @@ impl Locked {
             last_seq,
             left: Vec::new(),
             faults: self.faults,
+            looked: None,
             lazy_alone: false,
             clock: self.clock,
             open: self.open,

@@ -1,11 +1,9 @@
 //! The writer's thread and its queue: takes one job, and whatever else waits, into one commit.
 //!
-//! It never waits to fill a batch: while a commit syncs, the next batch gathers by itself. Idle for [`REST`], it gives
-//! back the memory that makes it fast: most of a node's life is waiting, and a simulation holds thousands of them.
+//! It never waits to fill a batch: while a commit syncs, the next batch gathers by itself.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
@@ -18,8 +16,6 @@ use super::rescue::Failed;
 const BATCH: usize = 256;
 /// Jobs that may wait: one batch gathers while another syncs. Who finds it full waits.
 const WAITING: usize = 256;
-/// Longer than the pauses of a node that has commands, shorter than those between heartbeats.
-const REST: Duration = Duration::from_secs(5);
 
 /// How the writer is asked to end.
 #[derive(Debug, Default)]
@@ -57,12 +53,6 @@ struct Batch {
     jobs: Vec<Box<dyn Job>>,
     lazy: Lazy,
     last: bool,
-}
-
-/// What the thread does next.
-enum Next {
-    Write(Batch),
-    Rest,
 }
 
 impl Queue {
@@ -126,45 +116,36 @@ impl Queue {
         self.wake.notify_one();
     }
 
-    /// `rested`: nothing was written since the last rest.
-    fn next(&self, rested: bool) -> Next {
+    fn next(&self) -> Batch {
         let mut state = self.state();
         loop {
             if !state.jobs.is_empty() {
                 let count = state.jobs.len().min(BATCH);
                 // The permits are dropped here: what has been taken waits no longer.
                 let jobs = state.jobs.drain(..count).map(|(job, _permit)| job).collect();
-                return Next::Write(Batch { jobs, lazy: std::mem::take(&mut state.lazy), last: false });
+                return Batch { jobs, lazy: std::mem::take(&mut state.lazy), last: false };
             }
             match state.ending {
                 Ending::No => {}
                 Ending::Close(_) => {
-                    let lazy = std::mem::take(&mut state.lazy);
-                    return Next::Write(Batch { jobs: Vec::new(), lazy, last: true });
+                    return Batch { jobs: Vec::new(), lazy: std::mem::take(&mut state.lazy), last: true };
                 }
                 Ending::Abandoned => {
-                    return Next::Write(Batch { jobs: Vec::new(), lazy: Lazy::default(), last: true });
+                    return Batch { jobs: Vec::new(), lazy: Lazy::default(), last: true };
                 }
             }
-            let (wait, rest) = match (state.lazy.wait(), rested) {
-                (None, true) => {
-                    state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
-                    continue;
+            state = match state.lazy.wait() {
+                None => self.wake.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(wait) => {
+                    let (mut state, waited) =
+                        self.wake.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner);
+                    if waited.timed_out() && state.jobs.is_empty() {
+                        let lazy = std::mem::take(&mut state.lazy);
+                        return Batch { jobs: Vec::new(), lazy, last: false };
+                    }
+                    state
                 }
-                (None, false) => (REST, true),
-                (Some(lazy), false) => (lazy.min(REST), lazy > REST),
-                // The rest was a part of a long wait; acks that came since wait their second.
-                (Some(lazy), true) => (if lazy > REST { lazy - REST } else { lazy }, false),
             };
-            let (back, waited) = self.wake.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner);
-            state = back;
-            if waited.timed_out() && state.jobs.is_empty() {
-                if rest {
-                    return Next::Rest;
-                }
-                let lazy = std::mem::take(&mut state.lazy);
-                return Next::Write(Batch { jobs: Vec::new(), lazy, last: false });
-            }
         }
     }
 }
@@ -176,17 +157,8 @@ struct Thread {
 
 impl Thread {
     fn run(mut self) {
-        let mut rested = true;
         while let Some(core) = &mut self.core {
-            let batch = match self.queue.next(rested) {
-                Next::Write(batch) => batch,
-                Next::Rest => {
-                    core.rest();
-                    rested = true;
-                    continue;
-                }
-            };
-            rested = false;
+            let batch = self.queue.next();
             let left = core.run_batch(batch.jobs, batch.lazy);
             if batch.last {
                 core.end();
@@ -218,32 +190,5 @@ impl Drop for Thread {
                 let _ = done.send(());
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::ServerTime;
-
-    fn queue() -> Queue {
-        Queue { state: Mutex::default(), wake: Condvar::new(), room: Arc::new(Semaphore::new(WAITING)) }
-    }
-
-    #[test]
-    fn an_idle_writer_rests_once_and_what_is_lazy_waits_on() {
-        let queue = queue();
-        queue.lazily(|lazy| lazy.time(Some(ServerTime(1)), None));
-        assert!(matches!(queue.next(false), Next::Rest));
-        assert!(queue.state().lazy.wait().is_some(), "the time is still to be written");
-        queue.abandon();
-        assert!(matches!(queue.next(true), Next::Write(Batch { last: true, .. })));
-    }
-
-    #[test]
-    fn acks_are_written_before_a_rest() {
-        let queue = queue();
-        queue.lazily(|lazy| lazy.acked(vec![crate::model::CommandId::new("c-1").expect("an id")]));
-        assert!(matches!(queue.next(false), Next::Write(Batch { lazy, .. }) if lazy.has_acks()));
     }
 }
