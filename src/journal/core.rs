@@ -187,7 +187,7 @@ impl Core {
     }
 
     /// Why no command is to be taken on, if there is a why. Looked at once a batch: what a batch may write is far below
-    /// the room that must be left, and the look costs a command more than its row.
+    /// the room that must be left, and the look is three statements and two calls of the kernel.
     pub(super) fn hindrance(&mut self) -> rusqlite::Result<Option<Reason>> {
         if let Some(found) = self.looked {
             return Ok(found);
