@@ -59,15 +59,15 @@ pub enum FleetError {
     NodeEnded,
 }
 
-/// Runs the nodes whose state directories are `folder`/0 and so on, until one of them ends.
+/// Runs `count` nodes whose state directories are `folder`/`first` and so on, until one of them ends.
 ///
 /// # Errors
 /// See [`FleetError`].
-pub async fn nodes(folder: &Path, count: usize) -> Result<(), FleetError> {
+pub async fn nodes(folder: &Path, first: usize, count: usize) -> Result<(), FleetError> {
     let boot_id = clock::boot_id()?;
     let (_say_stop, stop) = watch::channel(false);
     let mut running = JoinSet::new();
-    for index in 0..count {
+    for index in first..first + count {
         let mut config = Config::defaults();
         config.state = folder.join(index.to_string());
         config.signatures = Policy::None;

@@ -133,10 +133,23 @@ pub async fn run(options: &Options) -> Result<Vec<Figure>, JournalBenchError> {
     let mut groups = [Group::new("group commit, 16", 16, 0.6), Group::new("group commit, 64", 64, 0.55)];
     let at_once = options.accepts * AT_ONCE;
     for _ in 0..options.rounds {
-        raws.add(raw_times(&mut raw, options.accepts).await?);
-        writers.add(inline.accepts(options.accepts).await?);
-        submitters.add(thread.accepts(options.accepts).await?);
-        fulls.add(full.accepts(options.accepts).await?);
+        let mut times: [Vec<Duration>; 4] = Default::default();
+        for subject in [&mut inline, &mut thread, &mut full] {
+            subject.prepare(options.accepts)?;
+        }
+        // One of each in turn: what else runs on the machine slows all of them.
+        for _ in 0..options.accepts {
+            times[0].push(timed(async { raw.write(1) }).await?.1);
+            times[1].push(inline.accept().await?);
+            times[2].push(thread.accept().await?);
+            times[3].push(full.accept().await?);
+        }
+        for subject in [&mut inline, &mut thread, &mut full] {
+            subject.forget().await?;
+        }
+        for (rounds, times) in [&mut raws, &mut writers, &mut submitters, &mut fulls].into_iter().zip(times) {
+            rounds.add(times);
+        }
         for side in &mut groups {
             side.raw.push(raw_group(&group.submitter(), at_once, side.submitters).await?);
             side.journal.push(a_second(at_once, thread.accepts_at_once(at_once, side.submitters).await?));
@@ -181,14 +194,6 @@ fn figures(size: usize, raws: Rounds, writers: Rounds, submitters: Rounds, fulls
     ]
 }
 
-async fn raw_times(raw: &mut Raw, count: usize) -> std::io::Result<Vec<Duration>> {
-    let mut times = Vec::with_capacity(count);
-    for _ in 0..count {
-        times.push(timed(async { raw.write(1) }).await?.1);
-    }
-    Ok(times)
-}
-
 async fn raw_group(raw: &Submitter, count: usize, submitters: usize) -> std::io::Result<f64> {
     let each = count / submitters;
     let writers = (0..submitters).map(|_| {
@@ -208,12 +213,15 @@ async fn raw_group(raw: &Submitter, count: usize, submitters: usize) -> std::io:
 #[cfg(feature = "fakehw")]
 async fn syncs(state: &std::path::Path, size: usize) -> Result<Figure, JournalBenchError> {
     let (mut subject, count) = Subject::create_counted(state, size)?;
-    subject.accepts(1).await?;
-    let before = count.syncs();
     let commands = usize::try_from(COUNTED).unwrap_or_default();
-    let accepted = subject.accept_all(commands).await?;
+    subject.prepare(commands + 1)?;
+    // The first commit after the log begins anew also syncs its header.
+    subject.accept().await?;
+    let before = count.syncs();
+    for _ in 0..commands {
+        subject.accept().await?;
+    }
     let syncs = count.syncs() - before;
-    subject.forget(accepted).await?;
     let syncs = u32::try_from(syncs).map_or(f64::NAN, f64::from);
     Ok(Figure::new(
         "syncs an accept",

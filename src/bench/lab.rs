@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use rand::SeedableRng as _;
 use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
 use tokio::time::{Instant, sleep};
 
 use super::proc::Process;
@@ -66,9 +66,15 @@ pub enum LabError {
     File(#[from] std::io::Error),
 }
 
+/// Ports below the range from which the kernel takes clients' ports: a gateway that starts again must find its own free.
+const PORTS: std::ops::Range<u16> = 20_000..32_000;
+const PORT_TRIES: u32 = 100;
+
 /// The gateway, and the directory of everything.
 pub(super) struct Lab {
     gateway: Process,
+    heartbeat: &'static str,
+    port: u16,
     exe: PathBuf,
     // Last: the processes in it end first.
     place: Place,
@@ -76,34 +82,40 @@ pub(super) struct Lab {
 
 impl Lab {
     /// Starts a gateway that asks for heartbeats this often.
-    pub(super) async fn start(state: &Path, heartbeat: &str) -> Result<Self, LabError> {
+    pub(super) async fn start(state: &Path, heartbeat: &'static str) -> Result<Self, LabError> {
         let place = Place::make(state)?;
         let exe = std::env::current_exe()?;
-        let mut command = Command::new(&exe);
-        command
-            .args([
-                "gateway",
-                "--listen",
-                "127.0.0.1:0",
-                "--until-stdin-ends",
-                "--heartbeat-interval",
-                heartbeat,
-            ])
-            .arg("--state")
-            .arg(place.path().join("gateway"));
-        let gateway = start(&mut command, &place.path().join("gateway.log"))?;
-        let mut lab = Self { gateway, exe, place };
+        let port = free_port()?;
+        let gateway = gateway(&exe, place.path(), heartbeat, port)?;
+        let mut lab = Self { gateway, heartbeat, port, exe, place };
+        lab.answers().await?;
+        Ok(lab)
+    }
+
+    async fn answers(&mut self) -> Result<(), LabError> {
         let until = Instant::now() + PATIENCE;
-        while lab.ask(&Request::Stats).await.is_err() {
-            if lab.gateway.has_ended() {
-                return Err(LabError::Ended("the gateway", lab.log("gateway.log")));
+        while self.ask(&Request::Stats).await.is_err() {
+            if self.gateway.has_ended() {
+                return Err(LabError::Ended("the gateway", self.log("gateway.log")));
             }
             if Instant::now() > until {
                 return Err(LabError::Slow { what: "the gateway" });
             }
             sleep(POLL).await;
         }
-        Ok(lab)
+        Ok(())
+    }
+
+    /// Kills the gateway and starts it again.
+    pub(super) async fn restart(&mut self) -> Result<(), LabError> {
+        self.gateway.end();
+        self.gateway = gateway(&self.exe, self.place.path(), self.heartbeat, self.port)?;
+        self.answers().await
+    }
+
+    /// The gateway's process.
+    pub(super) fn gateway(&self) -> u32 {
+        self.gateway.id()
     }
 
     /// This very program.
@@ -128,7 +140,8 @@ impl Lab {
         start(command, &self.at(name))
     }
 
-    async fn ask(&self, request: &Request) -> Result<Response, ClientError> {
+    /// Asks the gateway once.
+    pub(super) async fn ask(&self, request: &Request) -> Result<Response, ClientError> {
         Client::connect(&self.at("gateway")).await?.call(request).await
     }
 
@@ -143,15 +156,20 @@ impl Lab {
         futures_util::stream::iter(joins).buffer_unordered(JOINS).try_collect::<()>().await
     }
 
+    /// Sessions that the gateway has now.
+    pub(super) async fn count_sessions(&self) -> Result<u64, LabError> {
+        match self.ask(&Request::Stats).await? {
+            Response::Stats(stats) => Ok(stats.sessions),
+            _ => Err(LabError::Answer),
+        }
+    }
+
     /// Returns once there are so many sessions.
     pub(super) async fn sessions(&self, wanted: usize) -> Result<(), LabError> {
         let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
         let until = Instant::now() + PATIENCE;
         loop {
-            let Response::Stats(stats) = self.ask(&Request::Stats).await? else {
-                return Err(LabError::Answer);
-            };
-            if stats.sessions == wanted {
+            if self.count_sessions().await? == wanted {
                 return Ok(());
             }
             if Instant::now() > until {
@@ -162,9 +180,32 @@ impl Lab {
     }
 }
 
+fn gateway(exe: &Path, place: &Path, heartbeat: &str, port: u16) -> Result<Process, LabError> {
+    let mut command = Command::new(exe);
+    command
+        .args(["gateway", "--until-stdin-ends", "--log-level", "warn", "--heartbeat-interval", heartbeat])
+        .args(["--listen", &format!("127.0.0.1:{port}")])
+        .arg("--state")
+        .arg(place.join("gateway"));
+    start(&mut command, &place.join("gateway.log"))
+}
+
+fn free_port() -> std::io::Result<u16> {
+    let mut rng = StdRng::from_os_rng();
+    let mut last = std::io::Error::from(std::io::ErrorKind::AddrInUse);
+    for _ in 0..PORT_TRIES {
+        let port = rng.random_range(PORTS);
+        match std::net::TcpListener::bind(("127.0.0.1", port)) {
+            Ok(_) => return Ok(port),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
 fn start(command: &mut Command, log: &Path) -> Result<Process, LabError> {
     let program = PathBuf::from(command.get_program());
-    let log = std::fs::File::create(log)?;
+    let log = std::fs::File::options().append(true).create(true).open(log)?;
     command.stdout(Stdio::from(log.try_clone()?)).stderr(Stdio::from(log));
     Process::start(command).map_err(|source| LabError::Run { program, source })
 }

@@ -11,6 +11,8 @@ mod figure;
 mod fill;
 #[cfg(feature = "fakehw")]
 pub mod fleet;
+#[cfg(feature = "fakehw")]
+pub mod gateway;
 pub mod journal;
 #[cfg(feature = "fakehw")]
 mod lab;

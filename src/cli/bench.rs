@@ -60,6 +60,25 @@ enum Bench {
         #[command(flatten)]
         how: How,
     },
+    /// What a gateway holds: sessions, dispatch, memory, and how long until all are back after it was killed.
+    #[cfg(feature = "fakehw")]
+    Gateway {
+        /// A directory on the disk for the journals; a new one in it is written to, and removed
+        #[arg(long, value_name = "DIR", default_value = "/var/lib/bcd")]
+        state: PathBuf,
+        /// Nodes
+        #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=5000))]
+        nodes: u32,
+        /// How long the sessions are held
+        #[arg(long, value_name = "TIME", default_value = "1m", value_parser = super::gateway::duration)]
+        duration: std::time::Duration,
+        /// Commands given a second, all nodes together
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+        commands_per_second: u32,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
     /// Nodes in one process, or bare sessions of theirs; started by another bench alone.
     #[cfg(feature = "fakehw")]
     #[command(hide = true)]
@@ -114,6 +133,19 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
             };
             let measured = runtime()?.block_on(uninterrupted(crate::bench::agent::run(&options)))?;
             show("agent", &measured.map_err(|error| fail(&error, Exit::Failed))?, how)
+        }
+        #[cfg(feature = "fakehw")]
+        Bench::Gateway { state, nodes, duration, commands_per_second, json } => {
+            crate::sim::agents_per_process(0).map_err(|error| fail(&error, Exit::Failed))?;
+            let options = crate::bench::gateway::Options {
+                state: state.clone(),
+                nodes: usize::try_from(*nodes).unwrap_or(usize::MAX),
+                duration: *duration,
+                commands_per_second: *commands_per_second,
+            };
+            let measured = runtime()?.block_on(uninterrupted(crate::bench::gateway::run(&options)))?;
+            let how = How { rounds: 1, json: *json, check: false };
+            show("gateway", &measured.map_err(|error| fail(&error, Exit::Failed))?, &how)
         }
         #[cfg(feature = "fakehw")]
         Bench::Fleet(args) => fleet::run(args),

@@ -93,6 +93,8 @@ pub(super) struct Core {
     /// Commands that an older incarnation left and no delivery has taken up.
     pub(super) left: Vec<CommandId>,
     pub(super) faults: Faults,
+    /// What this batch's look for a hindrance has found; absent before it.
+    pub(super) looked: Option<Option<Reason>>,
     /// A batch was not written: what is lazy waits for a commit of its own, or for one that shows that the disk takes
     /// writes again. Else it would make a batch that only reads into one that fails.
     pub(super) lazy_alone: bool,
@@ -184,8 +186,18 @@ impl Core {
         Ok(pages.saturating_mul(number("PRAGMA page_size")?).saturating_add(log))
     }
 
-    /// Why no command is to be taken on, if there is a why.
-    pub(super) fn hindrance(&self) -> rusqlite::Result<Option<Reason>> {
+    /// Why no command is to be taken on, if there is a why. Looked at once a batch: what a batch may write is far below
+    /// the room that must be left, and the look is three statements and two calls of the kernel.
+    pub(super) fn hindrance(&mut self) -> rusqlite::Result<Option<Reason>> {
+        if let Some(found) = self.looked {
+            return Ok(found);
+        }
+        let found = self.look_for_hindrance()?;
+        self.looked = Some(found);
+        Ok(found)
+    }
+
+    fn look_for_hindrance(&self) -> rusqlite::Result<Option<Reason>> {
         let room = self.shared.room.look(self.bytes()?);
         if let Some(trouble) = &room {
             self.shared.troubles.set(Source::Room, trouble.clone());
@@ -232,6 +244,7 @@ impl Core {
     /// Whether the lazy writes are in the transaction that was committed.
     fn transaction(&mut self, jobs: &mut [Tried], lazy: Option<&Lazy>) -> rusqlite::Result<bool> {
         let changes = self.conn.total_changes();
+        self.looked = None;
         self.execute("BEGIN IMMEDIATE")?;
         let lazy_written = match lazy {
             Some(lazy) => self.in_savepoint(|core| lazy.write(core))?.is_ok(),
@@ -266,6 +279,8 @@ impl Core {
             Err(error) if self.conn.is_autocommit() || is_failed_sync(&error) => Err(error),
             Err(error) => {
                 self.counters = before;
+                // What failed may have been for want of room.
+                self.looked = None;
                 self.execute("ROLLBACK TO job")?;
                 self.execute("RELEASE job")?;
                 let error = self.judge(&error);
@@ -331,11 +346,11 @@ impl Core {
     }
 
     /// Gives back what only the start needed: the pages of the whole file, which its check has read, and the statements
-    /// of recovery. What a session needs of them is read again.
+    /// of recovery. What a session needs of them is made again.
     pub(super) fn forget_the_start(&self) {
         self.conn.flush_prepared_statement_cache();
         if let Err(error) = self.conn.execute_batch("PRAGMA shrink_memory") {
-            tracing::debug!(%error, "the memory of the start is not given back");
+            tracing::debug!(%error, "the journal's memory is not given back");
         }
     }
 

@@ -272,6 +272,7 @@ impl Locked {
             last_seq,
             left: Vec::new(),
             faults: self.faults,
+            looked: None,
             lazy_alone: false,
             clock: self.clock,
             open: self.open,

@@ -33,9 +33,9 @@ pub(super) struct Subject {
     now: ServerTime,
     /// Its events stay, so that it stays full.
     full: bool,
+    ready: Vec<Verified<Command>>,
+    taken: Vec<Durable<Accepted>>,
 }
-
-type Taken = Vec<Durable<Accepted>>;
 
 impl Subject {
     /// A new journal as a join makes it, opened as a start does, with the log of a host.
@@ -61,7 +61,16 @@ impl Subject {
     fn over(locked: Locked, size: usize, rng: StdRng) -> Result<Self, JournalBenchError> {
         let (journal, _) = locked.with_event_limits(EventLimits::default()).recover(None)?;
         let node_id = node_id()?;
-        Ok(Self { journal, node_id, size, rng, now: FIRST, full: false })
+        Ok(Self {
+            journal,
+            node_id,
+            size,
+            rng,
+            now: FIRST,
+            full: false,
+            ready: Vec::new(),
+            taken: Vec::new(),
+        })
     }
 
     /// The same, filled with events up to its limits before it is opened: each event has an older one make room.
@@ -75,26 +84,18 @@ impl Subject {
         Ok(Self { full: true, ..Self::over(locked, size, rng)? })
     }
 
-    /// The time of each of so many accepts in a row.
-    pub(super) async fn accepts(&mut self, count: usize) -> Result<Vec<Duration>, JournalBenchError> {
-        let (mut taken, mut times) = (Vec::with_capacity(count), Vec::with_capacity(count));
-        for command in self.commands(count)? {
-            let (accepted, time) = timed(accept(&self.journal, command, self.now)).await?;
-            taken.push(accepted);
-            times.push(time);
-        }
-        self.forget(taken).await?;
-        Ok(times)
+    /// Makes commands for so many accepts.
+    pub(super) fn prepare(&mut self, count: usize) -> Result<(), JournalBenchError> {
+        self.ready = self.commands(count)?;
+        Ok(())
     }
 
-    /// So many accepts in a row; the caller has them forgotten.
-    #[cfg(feature = "fakehw")]
-    pub(super) async fn accept_all(&mut self, count: usize) -> Result<Taken, JournalBenchError> {
-        let mut taken = Vec::with_capacity(count);
-        for command in self.commands(count)? {
-            taken.push(accept(&self.journal, command, self.now).await?);
-        }
-        Ok(taken)
+    /// The time of the next accept.
+    pub(super) async fn accept(&mut self) -> Result<Duration, JournalBenchError> {
+        let command = self.ready.pop().ok_or_else(|| JournalBenchError::Refused("none is left".into()))?;
+        let (accepted, time) = timed(accept(&self.journal, command, self.now)).await?;
+        self.taken.push(accepted);
+        Ok(time)
     }
 
     /// How long so many accepts take that come from so many submitters, each with one at a time.
@@ -117,12 +118,14 @@ impl Subject {
             });
         }
         let (taken, took) = timed(all(work.into_iter())).await?;
-        self.forget(taken.into_iter().flatten().collect()).await?;
+        self.taken.extend(taken.into_iter().flatten());
+        self.forget().await?;
         Ok(took)
     }
 
-    /// Ends and acks the commands, and lets signed time pass their tombstones.
-    pub(super) async fn forget(&mut self, taken: Taken) -> Result<(), JournalBenchError> {
+    /// Ends and acks what was accepted, and lets signed time pass their tombstones.
+    pub(super) async fn forget(&mut self) -> Result<(), JournalBenchError> {
+        let taken = std::mem::take(&mut self.taken);
         let count = taken.len();
         let (mut ids, mut work) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for accepted in taken {

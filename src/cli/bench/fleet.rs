@@ -13,6 +13,9 @@ pub(super) struct Args {
     /// Their state directories are 0, 1 and so on in this one
     #[arg(long, value_name = "DIR")]
     folder: PathBuf,
+    /// The first one's number
+    #[arg(long, default_value_t = 0)]
+    first: usize,
     /// How many
     #[arg(long)]
     count: usize,
@@ -46,7 +49,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
         if args.bare {
             fleet::bare(&args.folder, args.count, args.database.as_deref()).await
         } else {
-            fleet::nodes(&args.folder, args.count).await
+            fleet::nodes(&args.folder, args.first, args.count).await
         }
     });
     ended.map(|()| Exit::Done).map_err(|error| fail(&error, Exit::Failed))
