@@ -10,6 +10,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use super::ca::Csr;
 use super::hello::{self, Checked};
 use super::hub::{Hub, Live, SessionEnd, revoked_message};
+use super::neighbours;
 use super::peer::Peer;
 use super::session::{self, Begun, Opening, Outgoing, chain};
 use super::store::{HelloRefusal, JoinRefusal, JoinTry, Joined, Route, StoreError};
@@ -93,14 +94,17 @@ impl Service {
         let (boot_id, journal_id) = (facts.boot_id.clone(), facts.journal_id.clone());
         let incarnation = facts.incarnation.clone();
         let opened = hub.store.hello(facts, lease.clone()).await.map_err(|error| self.internal(&error))?;
+        if let Err(HelloRefusal::Revoked(_)) = &opened {
+            // A quarantine has added events, and the other machine's session may be here.
+            hub.event_added();
+            neighbours::look_at(hub, &peer.node).await.map_err(|error| self.internal(&error))?;
+        }
         let opened = opened.map_err(|refusal| match refusal {
             HelloRefusal::Fenced => {
                 let message = "the gateway holds no lease";
                 hub.refuse(Code::Unavailable, Reason::NotStarted, message, None)
             }
             HelloRefusal::Revoked(reason) => {
-                // A quarantine has added events.
-                hub.event_added();
                 hub.refuse(Code::Unauthenticated, reason, revoked_message(reason), None)
             }
             HelloRefusal::UnknownNode => {

