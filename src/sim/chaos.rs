@@ -17,7 +17,7 @@ pub enum Level {
     None,
     /// An agent dies about once a minute, a gateway about every 12 s.
     Light,
-    /// An agent loses its link or its daemon about every 6 s, a gateway is lost about every 10 s.
+    /// Every fault there is: an agent loses its link or its daemon about every 7 s, a gateway is lost about every 15 s.
     Heavy,
 }
 
@@ -56,15 +56,15 @@ const DOWN_MS: Range<u64> = 0..2000;
 
 /// Faults of one agent.
 const AGENT: &[Row<Blow>] = &[
-    Row { light: Some(60), heavy: Some(20), lasts_ms: DOWN_MS, draw: |_| Blow::Kill },
-    Row { light: Some(90), heavy: Some(30), lasts_ms: DOWN_MS, draw: |rng| Blow::KillAt(step(rng)) },
+    Row { light: Some(60), heavy: Some(30), lasts_ms: DOWN_MS, draw: |_| Blow::Kill },
+    Row { light: Some(90), heavy: Some(40), lasts_ms: DOWN_MS, draw: |rng| Blow::KillAt(step(rng)) },
     Row { light: Some(120), heavy: Some(60), lasts_ms: DOWN_MS, draw: |_| Blow::Reboot },
     Row { light: Some(600), heavy: Some(180), lasts_ms: 0..1, draw: |_| Blow::RebootCommand },
     Row { light: None, heavy: Some(240), lasts_ms: 300..2000, draw: |_| Blow::JournalLoss },
     Row { light: Some(300), heavy: Some(90), lasts_ms: 200..4000, draw: |_| Blow::DiskFull },
     Row { light: Some(120), heavy: Some(40), lasts_ms: 0..1, draw: |rng| Blow::ClockJump(jump_ms(rng)) },
     Row { light: None, heavy: Some(1200), lasts_ms: 12_000..15_000, draw: |_| Blow::Clone },
-    Row { light: Some(60), heavy: Some(15), lasts_ms: 0..1, draw: |_| Blow::Cut },
+    Row { light: Some(60), heavy: Some(25), lasts_ms: 0..1, draw: |_| Blow::Cut },
     Row { light: Some(240), heavy: Some(60), lasts_ms: 1000..8000, draw: |_| Blow::HalfOpen },
     Row { light: Some(120), heavy: Some(30), lasts_ms: 1000..8000, draw: |rng| Blow::Latency(delay(rng)) },
     Row { light: Some(240), heavy: Some(60), lasts_ms: 300..2500, draw: |_| Blow::Loss },
@@ -73,8 +73,8 @@ const AGENT: &[Row<Blow>] = &[
 /// Faults of one gateway. The lease is 20 s.
 const GATEWAY: &[Row<Outage>] = &[
     Row { light: Some(12), heavy: Some(20), lasts_ms: DOWN_MS, draw: |_| Outage::Kill },
-    Row { light: None, heavy: Some(40), lasts_ms: 1000..8000, draw: |_| Outage::Stall },
-    Row { light: None, heavy: Some(120), lasts_ms: 21_000..25_000, draw: |_| Outage::Zombie },
+    Row { light: None, heavy: Some(60), lasts_ms: 1000..8000, draw: |_| Outage::Stall },
+    Row { light: None, heavy: Some(300), lasts_ms: 21_000..25_000, draw: |_| Outage::Zombie },
 ];
 
 /// Faults of the store.
@@ -115,30 +115,30 @@ fn delay(rng: &mut StdRng) -> Duration {
     Duration::from_millis(rng.random_range(20..400))
 }
 
-/// The faults of a run, in order of time. Each kind of the level strikes at least once in a run that is long enough
+/// The faults of a run, in order of time; at a pace of 2 each comes half as often. Each kind of the level strikes at least once in a run that is long enough
 /// for it to end (twice its longest duration), so that no run passes without one.
 pub fn schedule(
     level: Level,
     nodes: usize,
     gateways: usize,
-    duration: Duration,
+    (duration, pace): (Duration, u32),
     rng: &mut StdRng,
 ) -> Vec<Fault> {
     let mut faults = Vec::new();
     for row in AGENT {
-        strike(level, row, nodes, duration, rng, &mut faults, What::Agent);
+        strike((level, pace), row, nodes, duration, rng, &mut faults, What::Agent);
     }
     for row in GATEWAY {
-        strike(level, row, gateways, duration, rng, &mut faults, What::Gateway);
+        strike((level, pace), row, gateways, duration, rng, &mut faults, What::Gateway);
     }
-    strike(level, &STORE, 1, duration, rng, &mut faults, |_, what| what);
+    strike((level, pace), &STORE, 1, duration, rng, &mut faults, |_, what| what);
     faults.sort_by_key(|fault| fault.at);
     faults
 }
 
 /// Memoryless strikes at every victim of one row: no moment is safer than another.
 fn strike<T>(
-    level: Level,
+    (level, pace): (Level, u32),
     row: &Row<T>,
     victims: usize,
     end: Duration,
@@ -146,7 +146,7 @@ fn strike<T>(
     faults: &mut Vec<Fault>,
     of: fn(usize, T) -> What,
 ) {
-    let Some(mean) = row.mean(level) else { return };
+    let Some(mean) = row.mean(level).map(|mean| mean * pace) else { return };
     let before = faults.len();
     for victim in 0..victims {
         let mut at = Duration::ZERO;
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     fn faults(level: Level, seed: u64) -> Vec<Fault> {
-        schedule(level, 5, 3, Duration::from_secs(60), &mut seed::stream(seed, "chaos", 0))
+        schedule(level, 5, 3, (Duration::from_secs(60), 1), &mut seed::stream(seed, "chaos", 0))
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
     fn a_short_run_has_no_fault_that_could_not_end_within_it() {
         let short = |seed| {
             let rng = &mut seed::stream(seed, "chaos", 0);
-            schedule(Level::Heavy, 1, 1, Duration::from_secs(5), rng)
+            schedule(Level::Heavy, 1, 1, (Duration::from_secs(5), 1), rng)
         };
         let zombies = (0..50).flat_map(short).filter(|fault| fault.what.name() == "gateway-zombie").count();
         // Chance may still begin one; it is not put there.

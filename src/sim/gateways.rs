@@ -8,17 +8,74 @@ use tokio::time::sleep;
 
 use super::faults::Outage;
 use super::gateway_process::{GatewayError, GatewayProcess, Shape};
+use super::virtual_time::VirtualGateway;
 use crate::gateway::control::{ClientError, Request, Response};
 
-/// Processes over one store.
+/// One of them.
+#[derive(Debug)]
+pub enum Gateway {
+    /// A child process.
+    Process(GatewayProcess),
+    /// In this thread, in virtual time.
+    Virtual(VirtualGateway),
+}
+
+impl Gateway {
+    async fn ask(&self, request: &Request) -> Result<Response, GatewayError> {
+        match self {
+            Self::Process(gateway) => gateway.ask(request).await,
+            Self::Virtual(gateway) => gateway.ask(request).await,
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        match self {
+            Self::Process(gateway) => gateway.is_up(),
+            Self::Virtual(gateway) => gateway.is_up(),
+        }
+    }
+
+    async fn kill(&self) {
+        match self {
+            Self::Process(gateway) => gateway.kill().await,
+            Self::Virtual(gateway) => gateway.kill().await,
+        }
+    }
+
+    async fn restart(&self) -> Result<(), GatewayError> {
+        match self {
+            Self::Process(gateway) => gateway.restart().await,
+            Self::Virtual(gateway) => gateway.restart().await,
+        }
+    }
+
+    /// It stands still for so long.
+    async fn stand_still(&self, time: Duration) {
+        match self {
+            Self::Process(gateway) => {
+                gateway.stop().await;
+                sleep(time).await;
+                gateway.go_on().await;
+            }
+            Self::Virtual(gateway) => gateway.stand_still(time).await,
+        }
+    }
+}
+
+/// All of them over one store.
 #[derive(Debug)]
 pub struct Gateways {
-    each: Vec<GatewayProcess>,
+    each: Vec<Gateway>,
     /// Questions so far: each goes to the next gateway first.
     asked: AtomicUsize,
 }
 
 impl Gateways {
+    /// Those that are there already.
+    pub fn of(each: Vec<Gateway>) -> Self {
+        Self { each, asked: AtomicUsize::new(0) }
+    }
+
     /// Starts so many, one after the other: the first makes the store.
     ///
     /// # Errors
@@ -26,9 +83,9 @@ impl Gateways {
     pub async fn start(exe: &Path, work: &Path, shape: &Shape) -> Result<Self, GatewayError> {
         let mut each = Vec::with_capacity(shape.addresses.len());
         for number in 0..shape.addresses.len() {
-            each.push(GatewayProcess::start(exe, work, number, shape).await?);
+            each.push(Gateway::Process(GatewayProcess::start(exe, work, number, shape).await?));
         }
-        Ok(Self { each, asked: AtomicUsize::new(0) })
+        Ok(Self::of(each))
     }
 
     /// Asks them in turn until one answers, with a yes or a no.
@@ -72,9 +129,7 @@ impl Gateways {
                 gateway.restart().await
             }
             Outage::Stall | Outage::Zombie => {
-                gateway.stop().await;
-                sleep(lasts).await;
-                gateway.go_on().await;
+                gateway.stand_still(lasts).await;
                 Ok(())
             }
         }
