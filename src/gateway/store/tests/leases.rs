@@ -62,7 +62,9 @@ async fn a_node_that_moves_is_told_to_the_gateway_that_had_it() {
     let older = bench.live("i-1").await;
     let (neighbour, lease) = bench.neighbour().await;
     let before = bench.store.last_notice().await.expect("a number");
-    neighbour.hello(bench.facts("i-1"), lease).await.expect("stored").expect("welcomed");
+    let caller = std::sync::Arc::new(());
+    let there = neighbour.hello(bench.facts("i-1"), lease, std::sync::Arc::downgrade(&caller));
+    there.await.expect("stored").expect("welcomed");
     assert_eq!(bench.try_dispatch(older).await.err(), Some(Stray::Superseded));
     let heard = bench.store.notices(before).await.expect("read");
     assert_eq!(heard.notices, [Notice::Session(bench.node.clone())]);
