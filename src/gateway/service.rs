@@ -1,6 +1,6 @@
 //! The gRPC services: Join, and the opening of a session.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use futures_util::stream::BoxStream;
 use prost::Message as _;
@@ -11,6 +11,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::hello::{self, Checked};
 use super::hub::{Hub, Live, SessionEnd, revoked_message};
+use super::neighbours;
 use super::peer::Peer;
 use super::session::{self, Begun, Opening, Outgoing, chain};
 use super::store::{HelloRefusal, Route, StoreError};
@@ -56,6 +57,7 @@ impl Service {
         self,
         peer: Peer,
         mut inbound: Streaming<pb::NodeFrame>,
+        caller: Weak<()>,
     ) -> Result<mpsc::Receiver<Result<pb::GatewayFrame, Status>>, Status> {
         let hub = self.0.clone();
         let place = hub.stream()?;
@@ -64,7 +66,7 @@ impl Service {
         let checked = hello::check(&hello, &peer, hub.settings.protocol, hub.now())
             .map_err(|refused| hub.refuse(refused.code, refused.reason, &refused.message, None))?;
         let slot = hub.hello_slot()?;
-        let begun = self.transact(checked, &peer).await?;
+        let begun = self.transact(checked, &peer, caller).await?;
         drop(slot);
         let (out, frames): (Outgoing, _) = mpsc::channel(session::OUTGOING);
         if !hub.take_over(&peer.node, &begun.live) {
@@ -93,21 +95,26 @@ impl Service {
         }
     }
 
-    async fn transact(&self, checked: Checked, peer: &Peer) -> Result<Begun, Status> {
+    async fn transact(&self, checked: Checked, peer: &Peer, caller: Weak<()>) -> Result<Begun, Status> {
         let hub = &self.0;
         let Checked { facts, proto, running } = checked;
         let lease = hub.need_lease()?;
         let (boot_id, journal_id) = (facts.boot_id.clone(), facts.journal_id.clone());
         let incarnation = facts.incarnation.clone();
-        let opened = hub.store.hello(facts, lease.clone()).await.map_err(|error| self.internal(&error))?;
+        let opened =
+            hub.store.hello(facts, lease.clone(), caller).await.map_err(|error| self.internal(&error))?;
+        if let Err(HelloRefusal::Revoked(_)) = &opened {
+            // A quarantine has added events, and the other machine's session may be here.
+            hub.event_added();
+            neighbours::look_at(hub, &peer.node).await.map_err(|error| self.internal(&error))?;
+        }
         let opened = opened.map_err(|refusal| match refusal {
+            HelloRefusal::Gone => Status::cancelled("the caller has hung up"),
             HelloRefusal::Fenced => {
                 let message = "the gateway holds no lease";
                 hub.refuse(Code::Unavailable, Reason::NotStarted, message, None)
             }
             HelloRefusal::Revoked(reason) => {
-                // A quarantine has added events.
-                hub.event_added();
                 hub.refuse(Code::Unauthenticated, reason, revoked_message(reason), None)
             }
             HelloRefusal::UnknownNode => {
@@ -223,7 +230,11 @@ impl pb::node_server::Node for Service {
         request: Request<Streaming<pb::NodeFrame>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
         let peer = self.peer(&request)?;
-        let opened = tokio::spawn(self.clone().open(peer, request.into_inner())).await;
+        // Dropped with this call, which is when its node hangs up.
+        let caller = Arc::new(());
+        let opening = self.clone().open(peer, request.into_inner(), Arc::downgrade(&caller));
+        let opened = tokio::spawn(opening).await;
+        drop(caller);
         let frames = opened.map_err(|error| {
             tracing::error!(%error, "the opening of a session panicked");
             self.0.refuse(Code::Internal, Reason::Internal, "the session could not be opened", None)

@@ -54,6 +54,9 @@ pub(super) struct Driver {
     heartbeat: Option<Beat>,
     /// The epoch of a refused Welcome, recorded before the next Hello is built.
     refused_epoch: Option<u64>,
+    /// Of the last Welcome, in force or refused, which a journal that cannot be written does not know; 0 before the
+    /// first. Without it an honest node on a full disk would look like a clone that has missed its sessions.
+    last_epoch: u64,
     /// What of the journal's events this session has still to say.
     events: EventFlow,
     /// The journal's news of its events.
@@ -108,6 +111,7 @@ impl Driver {
             resend: Resend::default(),
             heartbeat: None,
             refused_epoch: None,
+            last_epoch: 0,
             events: EventFlow::default(),
             pending,
             outbox_ended: false,
@@ -257,11 +261,11 @@ impl Driver {
     fn perform(&mut self, output: Output) {
         match output {
             Output::Dial { endpoint, attempt, keep_alive } => self.open(endpoint, attempt, keep_alive),
-            Output::RecordEpoch(epoch) => self.refused_epoch = Some(epoch),
+            Output::RecordEpoch(epoch) => self.refused(epoch),
             Output::Apply(welcome) => match self.shows_old_copy(&welcome) {
                 Some(acked) => {
                     // The gateway has counted its epoch.
-                    self.refused_epoch = Some(welcome.epoch);
+                    self.refused(welcome.epoch);
                     self.old_copy(acked);
                 }
                 None => self.apply(&welcome),
@@ -341,6 +345,7 @@ impl Driver {
         let (dialer, journal) = (Arc::clone(&self.parts.credentials.dialer), self.parts.journal.clone());
         let (facts, lanes) = (self.parts.hello.clone(), self.parts.lanes.clone());
         let refused = self.refused_epoch.take().zip(self.parts.working.now());
+        let last_epoch = self.last_epoch;
         let renaming = self.renaming.take();
         let open = async move {
             if let Some(renaming) = renaming {
@@ -365,7 +370,7 @@ impl Driver {
                     (Vec::new(), resend)
                 }
             };
-            let first = hello(&facts, &journal, &running, &results, attempt);
+            let first = hello(&facts, &journal, &running, &results, (last_epoch, attempt));
             let (bytes, events) = (first.encoded_len(), journal.pending_events().borrow().count);
             let commits = journal.commits();
             tracing::debug!(bytes, results = results.len(), events, commits, "saying Hello");
@@ -375,11 +380,18 @@ impl Driver {
         self.opening = Some(open.boxed());
     }
 
+    /// A Welcome that is not applied has an epoch all the same.
+    fn refused(&mut self, epoch: u64) {
+        self.refused_epoch = Some(epoch);
+        self.last_epoch = epoch;
+    }
+
     /// Opening, steps 2 and 3, in their order. The session goes on when the journal cannot be written.
     fn apply(&mut self, welcome: &Welcome) {
         let (journal, working) = (self.parts.journal.clone(), self.parts.working.clone());
         let lanes = self.parts.lanes.clone();
         let (epoch, time) = (welcome.epoch, welcome.server_time);
+        self.last_epoch = epoch;
         if welcome.journal_id.as_ref() == Some(&journal.id()) && welcome.acked_event_seq > 0 {
             self.events.acked(welcome.acked_event_seq);
             journal.events_acked(journal.id(), welcome.acked_event_seq);

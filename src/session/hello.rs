@@ -23,13 +23,13 @@ pub struct HelloFacts {
     pub protocol: Range,
 }
 
-/// The frame. `last_epoch` and the journal's own facts are read now.
+/// The frame. The journal's own facts are read now; `last_epoch` is what this process knows beside it.
 pub(super) fn hello(
     facts: &HelloFacts,
     journal: &Journal,
     running: &[CommandId],
     results: &[Durable<Done>],
-    attempt: u32,
+    (last_epoch, attempt): (u64, u32),
 ) -> pb::NodeFrame {
     let hello = pb::Hello {
         node_id: facts.node_id.to_string(),
@@ -41,7 +41,7 @@ pub(super) fn hello(
         daemon_version: facts.daemon_version.clone(),
         proto_min: facts.protocol.min(),
         proto_max: facts.protocol.max(),
-        last_epoch: journal.last_epoch(),
+        last_epoch: journal.last_epoch().max(last_epoch),
         kinds: Kind::ALL.into_iter().map(|kind| kind.name().to_owned()).collect(),
         running_command_ids: running.iter().map(ToString::to_string).collect(),
         done_results: results.iter().map(result_frame).collect(),

@@ -528,6 +528,17 @@ async fn a_journal_that_cannot_be_written_does_not_end_the_session() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_epoch_that_could_not_be_recorded_is_said_by_the_process_that_knows_it() {
+    let mut node = node().await;
+    node.journal.close().await;
+    let (hello, _, _, far) = node.live_after_results().await;
+    assert_eq!(hello.last_epoch, 0);
+    far.end(lost());
+    let (hello, ..) = node.live_after_results().await;
+    assert_eq!((hello.last_epoch, node.journal.last_epoch()), (7, 0));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_stop_says_goodbye_and_ends_within_ten_seconds_though_the_wire_stands_still() {
     let mut node = node().await;
     let (_, mut far) = node.live().await;

@@ -1,5 +1,5 @@
 //! Two machines with one identity. Nobody can tell which of them is the clone, but an honest machine never goes back to
-//! a boot or a process that it has left, and never forgets a session that it has answered with a heartbeat.
+//! a boot or a process that it has left, and its process never forgets a session that it has answered with a heartbeat.
 
 use rusqlite::{Connection, params};
 use serde_json::json;
@@ -77,10 +77,13 @@ fn returns(db: &Connection, facts: &HelloFacts, known: &Known) -> rusqlite::Resu
     Ok(boot_seen || incarnation_seen)
 }
 
-/// Whether the Hello knows nothing of a session that its own journal has answered: a machine cloned with its memory,
-/// whose boot and process are the same.
+/// Whether the Hello knows nothing of a session that the same process has answered: a machine cloned with its memory. A
+/// process that was started again may have forgotten what its disk did not take.
 fn forgets(facts: &HelloFacts, known: &Known) -> bool {
-    known.journal_id == facts.journal_id.as_str() && facts.last_epoch < known.acked_epoch
+    let same = known.boot_id == facts.boot_id.as_str()
+        && known.incarnation == facts.incarnation.as_str()
+        && known.journal_id == facts.journal_id.as_str();
+    same && facts.last_epoch < known.acked_epoch
 }
 
 fn remember(db: &Connection, facts: &HelloFacts, now: ServerTime) -> rusqlite::Result<()> {

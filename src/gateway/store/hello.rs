@@ -1,5 +1,7 @@
 //! The Hello transaction, and what waits for a session's first heartbeat.
 
+use std::sync::Weak;
+
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::json;
 
@@ -42,6 +44,8 @@ pub struct HelloFacts {
 /// Why a Hello is refused by what is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HelloRefusal {
+    /// Its caller has hung up while it waited.
+    Gone,
     /// The gateway's lease is over.
     Fenced,
     /// Its certificate was revoked, for this reason.
@@ -103,7 +107,8 @@ pub(super) struct Known {
 }
 
 impl Store {
-    /// The Hello transaction.
+    /// The Hello transaction. `caller` is gone once nobody waits for the Welcome: after an outage of the store, Hellos
+    /// of calls that were given up meanwhile must not supersede the sessions that came of later ones.
     ///
     /// # Errors
     /// See [`StoreError`]; a refusal is the inner error.
@@ -111,9 +116,14 @@ impl Store {
         &self,
         facts: HelloFacts,
         lease: Lease,
+        caller: Weak<()>,
     ) -> Result<Result<Opened, HelloRefusal>, StoreError> {
         let now = self.clock();
-        self.run(move |db| hello(db, &facts, &lease, now())).await
+        self.run(move |db| match caller.strong_count() {
+            0 => Ok(Err(HelloRefusal::Gone)),
+            _ => hello(db, &facts, &lease, now()),
+        })
+        .await
     }
 
     /// A session's first heartbeat: the node is connected, the verdict over a lost journal falls, and what is in

@@ -259,7 +259,7 @@ fn write_jobs(db: &Connection, mut queue: mpsc::Receiver<Job>, shared: &AtomicBo
 }
 
 /// Begins a transaction once no other process is in the middle of one.
-fn begin(db: &Connection) -> Result<(), StoreError> {
+fn begin(db: &Connection, patience: Duration) -> Result<(), StoreError> {
     let mut waited = Duration::ZERO;
     loop {
         match db.prepare_cached("BEGIN IMMEDIATE").and_then(|mut begin| begin.execute([])) {
@@ -267,7 +267,7 @@ fn begin(db: &Connection) -> Result<(), StoreError> {
             Err(error) if error.sqlite_error_code() != Some(ErrorCode::DatabaseBusy) => {
                 return Err(StoreError::Commit(Arc::new(error)));
             }
-            Err(_) if waited >= OTHERS_TURN => return Err(StoreError::Busy),
+            Err(_) if waited >= patience => return Err(StoreError::Busy),
             Err(_) => {
                 std::thread::sleep(TRY_AGAIN);
                 waited += TRY_AGAIN;
@@ -284,7 +284,7 @@ fn begin(db: &Connection) -> Result<(), StoreError> {
 fn transact(db: &Connection, first: Job, mut waiting: impl FnMut() -> Option<Job>) -> Result<(), StoreError> {
     let mut next = Some(first);
     let mut taken = std::iter::from_fn(|| next.take().or_else(&mut waiting)).take(BATCH);
-    if let Err(error) = begin(db) {
+    if let Err(error) = begin(db, OTHERS_TURN) {
         tracing::error!(?error, "the gateway's store cannot begin a transaction; jobs are given up");
         taken.for_each(|job| job(Err(error.clone()))(Ok(())));
         return Err(error);

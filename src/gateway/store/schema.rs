@@ -146,6 +146,8 @@ pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
             .map_err(sqlite)?;
     }
     db.set_prepared_statement_cache_capacity(64);
+    // From here on the writer waits for other processes itself.
+    db.busy_timeout(Duration::ZERO).map_err(sqlite)?;
     Ok(db)
 }
 

@@ -81,9 +81,17 @@ async fn a_machine_cloned_with_its_memory_is_known_by_an_epoch_that_it_never_saw
     assert_eq!(bench.alternations().await, [0_u64; 0], "no heartbeat of epoch {second} was acked");
     bench.hello(at(first.epoch - 1)).await.expect("one is not enough");
     assert_eq!(bench.alternations().await, [1]);
+    // A process that was started again knows what its disk has kept.
+    bench.live("i-2").await;
+    bench.hello(HelloFacts { last_epoch: 0, ..bench.facts("i-3") }).await.expect("welcomed");
+    assert_eq!(bench.alternations().await, [1]);
     // A lost journal remembers nothing and says so by its id.
     let fresh = JournalId::new("j-2").expect("an id");
-    bench.hello(HelloFacts { journal_id: fresh, ..at(0) }).await.expect("welcomed");
+    bench.live("i-3").await;
+    bench
+        .hello(HelloFacts { journal_id: fresh, last_epoch: 0, ..bench.facts("i-3") })
+        .await
+        .expect("welcomed");
     assert_eq!(bench.alternations().await, [1]);
 }
 

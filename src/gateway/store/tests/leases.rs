@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::{Bench, LIFE};
-use crate::gateway::store::{HelloRefusal, Notice, Stray};
+use crate::gateway::store::{HelloRefusal, Notice, StoreError, Stray, begin, schema};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -62,7 +62,9 @@ async fn a_node_that_moves_is_told_to_the_gateway_that_had_it() {
     let older = bench.live("i-1").await;
     let (neighbour, lease) = bench.neighbour().await;
     let before = bench.store.last_notice().await.expect("a number");
-    neighbour.hello(bench.facts("i-1"), lease).await.expect("stored").expect("welcomed");
+    let caller = std::sync::Arc::new(());
+    let there = neighbour.hello(bench.facts("i-1"), lease, std::sync::Arc::downgrade(&caller));
+    there.await.expect("stored").expect("welcomed");
     assert_eq!(bench.try_dispatch(older).await.err(), Some(Stray::Superseded));
     let heard = bench.store.notices(before).await.expect("read");
     assert_eq!(heard.notices, [Notice::Session(bench.node.clone())]);
@@ -81,4 +83,19 @@ async fn a_job_waits_while_another_process_holds_the_store_and_is_done_afterward
     assert!(held.is_err(), "the job waits: {held:?}");
     other.execute_batch("COMMIT").expect("the lock is free");
     bench.renew().await;
+}
+
+#[tokio::test]
+async fn a_store_that_stays_held_is_given_up_after_the_time_that_was_meant() {
+    let bench = Bench::new().await;
+    let path = bench.dir.path().join("gateway.db");
+    let other = rusqlite::Connection::open(&path).expect("a second connection");
+    other.execute_batch("BEGIN IMMEDIATE").expect("the file's lock");
+    let ours = schema::open(&path).expect("it is opened while another writes");
+    let began = tokio::time::Instant::now();
+    let given_up = begin(&ours, Duration::from_millis(50));
+    assert!(matches!(given_up, Err(StoreError::Busy)), "{given_up:?}");
+    assert!(began.elapsed() < SECOND * 5, "SQLite's own wait does not come on top");
+    other.execute_batch("COMMIT").expect("the lock is free");
+    begin(&ours, Duration::ZERO).expect("and its turn comes");
 }

@@ -92,7 +92,9 @@ impl Bench {
     }
 
     pub async fn hello(&self, facts: HelloFacts) -> Result<Opened, HelloRefusal> {
-        let opened = self.store.hello(facts, self.lease.clone()).await.expect("stored");
+        let caller = Arc::new(());
+        let opened =
+            self.store.hello(facts, self.lease.clone(), Arc::downgrade(&caller)).await.expect("stored");
         opened.inspect(|opened| self.epoch.store(opened.epoch, Ordering::Relaxed))
     }
 
