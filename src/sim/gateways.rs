@@ -4,11 +4,17 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::time::sleep;
+use futures_util::future::join_all;
+use tokio::time::{sleep, timeout};
 
 use super::faults::Outage;
 use super::gateway_process::{GatewayError, GatewayProcess, Shape};
 use crate::gateway::control::{ClientError, Request, Response};
+
+/// Tries to stop a gateway outside of a commit.
+const STOPS: u32 = 20;
+/// Longer than a commit of a gateway that goes on.
+const COMMIT: Duration = Duration::from_secs(1);
 
 /// Processes over one store.
 #[derive(Debug)]
@@ -72,11 +78,29 @@ impl Gateways {
                 gateway.restart().await
             }
             Outage::Stall | Outage::Zombie => {
-                gateway.stop().await;
+                self.stop(number).await;
                 sleep(lasts).await;
                 gateway.go_on().await;
                 Ok(())
             }
         }
+    }
+    /// Stops one outside of its commits, where there are others to see that: in the middle of one it would hold the
+    /// store's lock, an outage for all of them, which is a fault of its own.
+    async fn stop(&self, number: usize) {
+        let others = || self.each.iter().enumerate().filter(|(other, _)| *other != number);
+        for _ in 0..STOPS {
+            self.each[number].stop().await;
+            let free = others().filter(|(_, gateway)| gateway.is_up()).map(|(_, gateway)| async move {
+                timeout(COMMIT, gateway.ask(&Request::Stats)).await.is_ok_and(|answer| answer.is_ok())
+            });
+            let free: Vec<bool> = join_all(free).await;
+            if free.is_empty() || free.contains(&true) {
+                return;
+            }
+            self.each[number].go_on().await;
+            sleep(COMMIT / 10).await;
+        }
+        self.each[number].stop().await;
     }
 }
