@@ -84,6 +84,87 @@ fn filter(level: tracing::Level) -> EnvFilter {
     EnvFilter::new(format!("warn,bcd={level}"))
 }
 
+/// Hands every line to `write`, with the innermost span that it stands in, such as `agent-7`; `-` where there is none.
+#[cfg(feature = "fakehw")]
+pub fn lines(write: impl Fn(&str, &str) + Send + Sync + 'static) -> impl tracing::Subscriber + Send + Sync {
+    tracing_subscriber::registry().with(filter(tracing::Level::INFO)).with(lines::Lines(write))
+}
+
+#[cfg(feature = "fakehw")]
+mod lines {
+    use std::fmt::{Debug, Write as _};
+
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id};
+    use tracing::{Event, Level, Subscriber};
+    use tracing_subscriber::layer::{Context, Layer};
+    use tracing_subscriber::registry::LookupSpan;
+
+    pub(super) struct Lines<F>(pub(super) F);
+
+    /// A span's name and number.
+    struct Who(String);
+
+    #[derive(Default)]
+    struct Text {
+        message: String,
+        fields: String,
+        number: Option<u64>,
+    }
+
+    impl Visit for Text {
+        fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+            // Writing into a string cannot fail.
+            let _ = match field.name() {
+                "message" => write!(self.message, "{value:?}"),
+                name => write!(self.fields, " {name}={value:?}"),
+            };
+        }
+
+        fn record_u64(&mut self, field: &Field, value: u64) {
+            self.number = Some(value);
+            self.record_debug(field, &value);
+        }
+
+        fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
+            let errors = std::iter::successors(Some(value), |error| error.source());
+            let text: Vec<String> = errors.map(ToString::to_string).collect();
+            let _ = write!(self.fields, " {}={}", field.name(), text.join(": "));
+        }
+    }
+
+    impl<F, S> Layer<S> for Lines<F>
+    where
+        F: Fn(&str, &str) + 'static,
+        S: Subscriber + for<'a> LookupSpan<'a>,
+    {
+        fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+            let mut text = Text::default();
+            attributes.record(&mut text);
+            let number = text.number.map(|number| format!("-{number}")).unwrap_or_default();
+            if let Some(span) = context.span(id) {
+                span.extensions_mut().insert(Who(format!("{}{number}", attributes.metadata().name())));
+            }
+        }
+
+        fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+            let mut text = Text::default();
+            event.record(&mut text);
+            let metadata = event.metadata();
+            let target = metadata.target().trim_start_matches("bcd::");
+            let level = match *metadata.level() {
+                Level::INFO => String::new(),
+                level => format!("{level} "),
+            };
+            let line = format!("{target} {level}{}{}", text.message, text.fields);
+            match context.event_span(event) {
+                Some(span) => (self.0)(span.extensions().get::<Who>().map_or("-", |who| &who.0), &line),
+                None => (self.0)("-", &line),
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

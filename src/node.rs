@@ -55,9 +55,6 @@ pub const WAL_BYTES: u64 = 4 << 20;
 const STOP: Duration = Duration::from_secs(7);
 const CLOSE: Duration = Duration::from_secs(2);
 
-/// This very program, though its file was replaced since it started: a supervisor is of its daemon's release.
-const THIS_PROGRAM: &str = "/proc/self/exe";
-
 /// What a node is built from.
 #[derive(Clone)]
 pub struct Options {
@@ -122,7 +119,7 @@ impl Options {
             event_limits: config.event_limits,
             journal: journal::Mode::Thread,
             reboot,
-            programs: Arc::new(Supervisors::new(THIS_PROGRAM.into())),
+            programs: Arc::new(Supervisors::of_this_program()),
             limits: config.limits,
             connect: Arc::new(Tcp),
             dialer: None,
@@ -394,6 +391,7 @@ impl Node {
         async move {
             let work = async { tokio::join!(session.run(stop.clone()), executor.run(deliveries, stop)) };
             tokio::select! {
+                biased;
                 _ = work => {}
                 () = metrics => {}
             }
@@ -458,6 +456,7 @@ fn relay(
             }
         };
         tokio::select! {
+            biased;
             // A sender that is gone asks for the same.
             _ = stop.wait_for(|stop| *stop) => {}
             () = foreign => {}

@@ -182,6 +182,7 @@ async fn serve(
     let mut interrupt = signal(SignalKind::interrupt()).map_err(RunError::Signals)?;
     let stop = async move {
         tokio::select! {
+            biased;
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
             () = ended(parent) => {}

@@ -47,6 +47,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
         };
         tokio::pin!(run);
         tokio::select! {
+            biased;
             exit = &mut run => return exit,
             () = signals.asked_to_stop() => {}
         }
@@ -105,6 +106,7 @@ impl Signals {
     async fn asked_to_stop(mut self) {
         loop {
             let name = tokio::select! {
+                biased;
                 _ = self.term.recv() => "SIGTERM",
                 _ = self.interrupt.recv() => "SIGINT",
                 _ = self.hangup.recv() => {

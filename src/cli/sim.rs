@@ -15,7 +15,10 @@ use crate::wire::link::Endpoint;
 
 /// Runs real agents against the reference gateway, breaks both at random, and checks the invariants.
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
+    #[command(subcommand)]
+    question: Option<Question>,
     /// Agents
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     nodes: u32,
@@ -40,12 +43,18 @@ pub struct Args {
     /// Percentage of the agents that are older builds: they speak fewer versions and lack a kind of command
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=100))]
     skew: u8,
-    /// Commands given a second, all agents together [default: two an agent]
+    /// Commands given a second, all agents together [default: two an agent, in virtual time one a minute]
     #[arg(long, value_parser = rate)]
     commands_per_second: Option<f64>,
-    /// Interval of heartbeats, 1s to 60s
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
-    heartbeat_interval: Duration,
+    /// In virtual time: one thread, no sockets, no processes; one seed gives one history
+    #[arg(long = "virtual")]
+    virtual_time: bool,
+    /// Where the log of events of a virtual run is kept [default: only that of a run that failed]
+    #[arg(long, value_name = "FILE", requires = "virtual_time")]
+    log: Option<PathBuf>,
+    /// Interval of heartbeats, 1s to 60s [default: 1s, in virtual time 10s]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    heartbeat_interval: Option<Duration>,
     /// Agents in one process at most [default: as many as the descriptor limit allows]
     #[arg(long, value_name = "N", hide = true)]
     per_process: Option<usize>,
@@ -57,8 +66,19 @@ pub struct Args {
     json: bool,
 }
 
-/// Commands a second and agent, where none is asked for.
-const RATE: f64 = 2.0;
+/// Commands a second and agent, and the interval of heartbeats, where none is asked for: in real time so many that
+/// seconds show something, in virtual time as on a host.
+const REAL: (f64, Duration) = (2.0, Duration::from_secs(1));
+const VIRTUAL: (f64, Duration) = (1.0 / 60.0, Duration::from_secs(10));
+
+#[derive(Debug, clap::Subcommand)]
+enum Question {
+    /// Prints the log of a virtual run around what went wrong
+    Explain {
+        /// The log that the run has left
+        file: PathBuf,
+    },
+}
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Chaos {
@@ -96,11 +116,18 @@ fn rate(text: &str) -> Result<f64, String> {
 
 /// Runs the subcommand.
 pub fn run(args: &Args) -> Result<Exit, Exit> {
+    if let Some(Question::Explain { file }) = &args.question {
+        return explain(file);
+    }
+    let (rate, heartbeat) = if args.virtual_time { VIRTUAL } else { REAL };
     let nodes = usize::try_from(args.nodes).unwrap_or(usize::MAX);
-    let per_process = sim::agents_per_process(nodes).map_err(|error| fail(&error, Exit::Failed))?;
+    let per_process = match sim::agents_per_process(nodes) {
+        Ok(_) if args.virtual_time => nodes,
+        found => found.map_err(|error| fail(&error, Exit::Failed))?,
+    };
     let options = Options {
         nodes,
-        heartbeat: args.heartbeat_interval,
+        heartbeat: args.heartbeat_interval.unwrap_or(heartbeat),
         per_process: args.per_process.unwrap_or(per_process).min(per_process),
         gateways: usize::try_from(args.gateways).unwrap_or(1),
         duration: args.duration,
@@ -117,13 +144,17 @@ pub fn run(args: &Args) -> Result<Exit, Exit> {
             .as_ref()
             .zip(args.ticket.clone())
             .map(|(gateway, ticket)| Foreign { gateway: gateway.to_string(), ticket }),
-        commands_per_second: args.commands_per_second.unwrap_or(RATE * f64::from(args.nodes)),
+        commands_per_second: args.commands_per_second.unwrap_or(rate * f64::from(args.nodes)),
+        virtual_time: args.virtual_time,
     };
     let exe = std::env::current_exe().map_err(|error| fail(&error, Exit::Failed))?;
-    let work = work_dir().map_err(|error| {
+    let work = work_dir(args.virtual_time).map_err(|error| {
         note("bcd: cannot make a directory for the run's files; TMPDIR says where");
         fail(&error, Exit::CannotWrite)
     })?;
+    if args.virtual_time {
+        return in_virtual_time(args, options, &work);
+    }
     let log =
         std::fs::File::create(work.join("agents.log")).map_err(|error| fail(&error, Exit::CannotWrite))?;
     crate::log::start_in_file(tracing::Level::INFO, log);
@@ -187,9 +218,40 @@ fn conclude(args: &Args, ended: Option<Result<Report, SimError>>, work: &Path) -
     Ok(Exit::Done)
 }
 
+/// In this thread. Nothing of it would hear an interrupt from the keyboard, which therefore ends the process.
+fn in_virtual_time(args: &Args, options: Options, work: &Path) -> Result<Exit, Exit> {
+    let path = args.log.clone().unwrap_or_else(|| work.join("events.log"));
+    let cannot_write = |error| {
+        note(&format!("bcd: cannot write the log of events {}", path.display()));
+        fail(&error, Exit::CannotWrite)
+    };
+    let log = std::fs::File::create(&path).map_err(cannot_write)?;
+    let ended = sim::virtual_time::run(options, work, log);
+    if !ended.as_ref().is_ok_and(Report::held) {
+        note(&format!("what led to it: bcd sim explain {}", path.display()));
+    }
+    conclude(args, Some(ended), work)
+}
+
+fn explain(file: &Path) -> Result<Exit, Exit> {
+    let text = std::fs::read_to_string(file).map_err(|error| {
+        note(&format!("bcd: cannot read the log of events {}", file.display()));
+        fail(&error, Exit::BadInput)
+    })?;
+    print(&sim::explain::explain(&text))?;
+    Ok(Exit::Done)
+}
+
+/// Where a sync costs nothing: virtual time proves the order of what is written, not the disk.
+const MEMORY: &str = "/dev/shm";
+
 /// A new directory, 0700.
-fn work_dir() -> std::io::Result<PathBuf> {
-    Ok(nix::unistd::mkdtemp(&std::env::temp_dir().join("bcd-sim-XXXXXX"))?)
+fn work_dir(in_memory: bool) -> std::io::Result<PathBuf> {
+    let parent = match Path::new(MEMORY) {
+        memory if in_memory && memory.is_dir() => memory.to_owned(),
+        _ => std::env::temp_dir(),
+    };
+    Ok(nix::unistd::mkdtemp(&parent.join("bcd-sim-XXXXXX"))?)
 }
 
 #[cfg(test)]

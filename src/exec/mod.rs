@@ -39,6 +39,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, RwLock, Semaphore, mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tracing::Instrument as _;
 
 pub use lanes::Lanes;
 pub use leftovers::Leftovers;
@@ -146,24 +147,27 @@ impl Executor {
         expire.set_missed_tick_behavior(MissedTickBehavior::Delay);
         for attached in self.attached {
             let shared = Arc::clone(&self.shared);
-            tasks.spawn(failpoint::carried(async move { steps::from_attached(&shared, attached).await }));
+            let task = async move { steps::from_attached(&shared, attached).await };
+            tasks.spawn(failpoint::carried(task).in_current_span());
         }
         loop {
             tokio::select! {
+                biased;
                 () = stopped(&mut stop), if !stopping => {
                     stopping = true;
                     self.shared.parts.lanes.stop();
                 }
                 Some(task) = tasks.join_next() => report(task),
                 _ = expire.tick(), if !stopping => {
-                    tasks.spawn(failpoint::carried(Arc::clone(&self.shared).expire_left()));
+                    let task = Arc::clone(&self.shared).expire_left();
+                    tasks.spawn(failpoint::carried(task).in_current_span());
                 }
                 next = next(&turns, &mut deliveries) => match next {
                     Some((turn, delivery)) => {
                         // Before the task runs: what came first is then known to whoever comes next.
                         let arrival = self.shared.arrive(&delivery);
                         let task = Arc::clone(&self.shared).deliver(delivery, turn, arrival);
-                        tasks.spawn(failpoint::carried(task));
+                        tasks.spawn(failpoint::carried(task).in_current_span());
                     }
                     None => break,
                 },

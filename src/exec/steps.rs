@@ -383,6 +383,7 @@ fn retries(id: &CommandId, step: &str, error: &WriteError) -> bool {
 
 async fn pause(waits: &mut Waits, cancelled: &mut Cancelled) {
     tokio::select! {
+        biased;
         () = waits.next() => {}
         () = cancelled.requested() => {}
     }

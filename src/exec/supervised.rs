@@ -54,6 +54,11 @@ pub struct Supervisors {
 }
 
 impl Supervisors {
+    /// This very program, though its file was replaced since it started: a supervisor is of its daemon's release.
+    pub fn of_this_program() -> Self {
+        Self::new("/proc/self/exe".into())
+    }
+
     /// `program` is `bcd`, which is started again as each program's supervisor.
     pub fn new(program: PathBuf) -> Self {
         Self { program }

@@ -374,8 +374,9 @@ async fn a_stopping_daemon_refuses_and_does_not_wait_for_its_programs() {
     drop(bench.deliveries);
     timeout(Duration::from_secs(5), bench.run).await.expect("it ends").expect("without a panic");
     bench.journal.close().await;
-    std::fs::write(go, "").expect("a file");
     let mut bench = Bench::over(bench.dir, "i-2");
+    // Not before: a program that has ended by then is told to whoever asks for it.
+    std::fs::write(go, "").expect("a file");
     assert_eq!(bench.result().await.state, Terminal::Succeeded, "the stop has ended its program");
     assert_eq!(bench.effects(), 1);
 }

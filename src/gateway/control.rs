@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 use crate::model::{CommandId, NodeId};
 
 /// What may be asked.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Request {
     /// Puts a command into a node's queue.

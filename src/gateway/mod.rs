@@ -267,6 +267,12 @@ pub async fn run_in_memory(
 #[derive(Clone)]
 pub struct Local(Arc<Hub>);
 
+impl std::fmt::Debug for Local {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Local").finish_non_exhaustive()
+    }
+}
+
 impl Local {
     /// Asks as over the control socket.
     pub async fn ask(&self, request: control::Request) -> control::Response {

@@ -22,12 +22,20 @@ pub const VARIABLE: &str = "BCD_FAKE_BOOT";
 #[derive(Debug, Clone)]
 pub struct FakeMachine {
     file: PathBuf,
+    /// Fixes the ids of its boots; absent: they are the system's chance.
+    seed: Option<u64>,
 }
 
 impl FakeMachine {
     /// The machine of this file; one without a file is in the kernel's own boot.
     pub fn new(file: PathBuf) -> Self {
-        Self { file }
+        Self { file, seed: None }
+    }
+
+    /// Has its boot ids come from a seed.
+    #[must_use]
+    pub fn with_seed(self, seed: u64) -> Self {
+        Self { seed: Some(seed), ..self }
     }
 
     /// Its present boot.
@@ -59,7 +67,11 @@ impl FakeMachine {
     /// The file cannot be written.
     pub fn begin_boot(&self) -> io::Result<()> {
         use std::io::Write as _;
-        let id = BootId::random(&mut StdRng::from_os_rng());
+        let boots = self.reboots()? as u64;
+        let mut rng = self
+            .seed
+            .map_or_else(StdRng::from_os_rng, |seed| StdRng::seed_from_u64(seed.wrapping_add(boots)));
+        let id = BootId::random(&mut rng);
         let mut file = std::fs::OpenOptions::new().append(true).create(true).open(&self.file)?;
         file.write_all(format!("{id}\n").as_bytes())
     }

@@ -17,14 +17,15 @@ use super::cable::{Cable, Cabled, Weather};
 use super::surroundings::Surroundings;
 use super::{seed, skew};
 use crate::blocking;
-use crate::clock::Clock;
+use crate::clock::{Clock, SystemClock};
 use crate::config::Config;
+use crate::exec::{Programs, Supervisors};
 use crate::host::fake_machine::FakeMachine;
 use crate::host::tcp::Tcp;
 use crate::identity::join::{self, JoinError, JournalOptions};
 use crate::identity::{Ticket, TicketError};
 use crate::journal::inspect::{self, Counts, InspectError};
-use crate::journal::{Limits, OpenError};
+use crate::journal::{self, Limits, OpenError};
 use crate::model::{Exit, Incarnation, NodeId};
 use crate::node::{BuildError, Node, Options};
 use crate::ports::Connect;
@@ -75,7 +76,41 @@ pub struct Agent {
     /// What its lives have in common.
     pub surroundings: Surroundings,
     plan: Plan,
+    means: Means,
     state: PathBuf,
+}
+
+/// What an agent has of its machine. Its programs outlive it.
+#[derive(Debug, Clone)]
+pub struct Means {
+    /// Its way to the gateways, through its cable.
+    pub connect: Arc<dyn Connect>,
+    /// Who runs its programs.
+    pub programs: Arc<dyn Programs>,
+    /// How its journal's writer runs.
+    pub journal: journal::Mode,
+}
+
+/// What agents stand on.
+pub struct Ground {
+    /// The machine's clock, or one that stands for it.
+    pub clock: Arc<dyn Clock>,
+    /// What bytes take to and from each.
+    pub climate: Weather,
+    /// What the agent of this number has.
+    pub means: Box<dyn Fn(usize, &Cable) -> Means + Send + Sync>,
+}
+
+impl Ground {
+    /// Sockets, processes, threads and real time.
+    pub fn real() -> Self {
+        let means = |_, cable: &Cable| Means {
+            connect: Arc::new(Cabled { connect: Arc::new(Tcp), cable: cable.clone() }),
+            programs: Arc::new(Supervisors::of_this_program()),
+            journal: journal::Mode::Thread,
+        };
+        Self { clock: Arc::new(SystemClock), climate: Weather::default(), means: Box::new(means) }
+    }
 }
 
 /// Why an agent cannot join or start.
@@ -106,21 +141,20 @@ pub enum AgentError {
 
 impl Agent {
     /// The agent of this number.
-    pub fn new(plan: &Plan, index: usize, clock: Arc<dyn Clock>) -> Self {
+    pub fn new(plan: &Plan, ground: &Ground, index: usize) -> Self {
         let number = u64::try_from(index).unwrap_or(u64::MAX);
+        let chance = |part| seed::stream(plan.seed, part, number).next_u64();
         let state = plan.homes.join(index.to_string());
-        let cable = Cable::new(seed::stream(plan.seed, "cable", number).next_u64(), Weather::default());
+        let cable = Cable::new(chance("cable"), ground.climate);
+        let boots = plan.homes.join(format!("{index}.boots"));
         Self {
             index,
-            machine: FakeMachine::new(plan.homes.join(format!("{index}.boots"))),
-            surroundings: Surroundings::new(state.clone(), clock, cable),
+            machine: FakeMachine::new(boots).with_seed(chance("boots")),
+            means: (ground.means)(index, &cable),
+            surroundings: Surroundings::new(state.clone(), Arc::clone(&ground.clock), cable),
             plan: plan.clone(),
             state,
         }
-    }
-
-    fn connect(&self) -> Arc<dyn Connect> {
-        Arc::new(Cabled { connect: Arc::new(Tcp), cable: self.surroundings.cable() })
     }
 
     fn endpoints(&self) -> Result<Vec<Endpoint>, AgentError> {
@@ -154,7 +188,7 @@ impl Agent {
             patience: Some(JOIN),
             journal: JournalOptions { incarnation, boot_id, wal_bytes: WAL_BYTES },
             facts: BTreeMap::new(),
-            connect: self.connect(),
+            connect: Arc::clone(&self.means.connect),
             rng,
         };
         Ok(join::join(options, |_| ()).await?.node_id)
@@ -179,7 +213,9 @@ impl Agent {
             wal_bytes: WAL_BYTES,
             limits: Limits::NONE,
             protocol: if old { skew::older() } else { Range::OWN },
-            connect: self.connect(),
+            connect: Arc::clone(&self.means.connect),
+            programs: Arc::clone(&self.means.programs),
+            journal: self.means.journal,
             ..Options::new(
                 &config,
                 self.surroundings.clock(),
@@ -226,21 +262,22 @@ impl Agent {
         let Counts { running, done, .. } = snapshot.counts;
         Ok(running + done)
     }
-    /// A copy of its state directory on another machine, as a restored image is. It must not run meanwhile.
+
+    /// A copy of its state directory on another machine with the same links, as a restored image is. It must not run
+    /// meanwhile.
     ///
     /// # Errors
     /// A file cannot be copied.
     pub async fn twin(&self, clock: Arc<dyn Clock>) -> io::Result<Self> {
         let homes = self.plan.homes.clone();
         let machine = FakeMachine::new(homes.join(format!("{}.twin.boots", self.index)));
-        let number = u64::try_from(self.index).unwrap_or(u64::MAX);
-        let cable = Cable::new(seed::stream(self.plan.seed, "twin", number).next_u64(), Weather::default());
         let state = homes.join(format!("{}.twin", self.index));
         let twin = Self {
             index: self.index,
             machine,
-            surroundings: Surroundings::new(state.clone(), clock, cable),
+            surroundings: Surroundings::new(state.clone(), clock, self.surroundings.cable()),
             plan: Plan { run: None, ..self.plan.clone() },
+            means: self.means.clone(),
             state: state.clone(),
         };
         let (from, boots) = (self.state.clone(), twin.machine.clone());

@@ -44,6 +44,17 @@ pub struct Weather {
     pub lost_per_mille: u16,
 }
 
+impl Weather {
+    /// Both together.
+    fn and(self, other: Self) -> Self {
+        Self {
+            latency: self.latency + other.latency,
+            jitter: self.jitter + other.jitter,
+            lost_per_mille: self.lost_per_mille.saturating_add(other.lost_per_mille),
+        }
+    }
+}
+
 /// The links of one agent, one after the other or several at once. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Cable(Arc<Mutex<State>>);
@@ -51,6 +62,7 @@ pub struct Cable(Arc<Mutex<State>>);
 #[derive(Debug)]
 struct State {
     seed: u64,
+    climate: Weather,
     weather: Weather,
     stalled_until: Option<Instant>,
     ends: BTreeMap<u64, End>,
@@ -76,9 +88,10 @@ enum Mode {
 }
 
 impl Cable {
-    /// A cable whose chance is fixed by the seed.
-    pub fn new(seed: u64, weather: Weather) -> Self {
-        let state = State { seed, weather, stalled_until: None, ends: BTreeMap::new(), made: 0 };
+    /// A cable whose chance is fixed by the seed. `climate` is what bytes take on it at all times.
+    pub fn new(seed: u64, climate: Weather) -> Self {
+        let weather = Weather::default();
+        let state = State { seed, climate, weather, stalled_until: None, ends: BTreeMap::new(), made: 0 };
         Self(Arc::new(Mutex::new(state)))
     }
 
@@ -130,7 +143,7 @@ impl Cable {
         hit
     }
 
-    /// Changes how long bytes take from now on.
+    /// What bytes take from now on, above what they always do.
     pub fn weather(&self, weather: Weather) {
         self.state().weather = weather;
     }
@@ -146,7 +159,7 @@ impl Cable {
 impl State {
     /// When what has come from below now reaches the reader.
     fn due(&self, end: u64, read: u64, now: Instant) -> Instant {
-        let Weather { latency, jitter, lost_per_mille } = self.weather;
+        let Weather { latency, jitter, lost_per_mille } = self.climate.and(self.weather);
         let chance = |salt| mix(self.seed ^ mix(end ^ mix(read ^ mix(salt))));
         let jitter_ms = u64::try_from(jitter.as_millis()).unwrap_or(u64::MAX);
         let mut delay = latency + Duration::from_millis(chance(0) % jitter_ms.saturating_add(1));

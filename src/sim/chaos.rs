@@ -115,30 +115,30 @@ fn delay(rng: &mut StdRng) -> Duration {
     Duration::from_millis(rng.random_range(20..400))
 }
 
-/// The faults of a run, in order of time. Each kind of the level strikes at least once in a run that is long enough
+/// The faults of a run, in order of time; at a pace of 2 each comes half as often. Each kind of the level strikes at least once in a run that is long enough
 /// for it to end (twice its longest duration), so that no run passes without one.
 pub fn schedule(
     level: Level,
     nodes: usize,
     gateways: usize,
-    duration: Duration,
+    (duration, pace): (Duration, u32),
     rng: &mut StdRng,
 ) -> Vec<Fault> {
     let mut faults = Vec::new();
     for row in AGENT {
-        strike(level, row, nodes, duration, rng, &mut faults, What::Agent);
+        strike((level, pace), row, nodes, duration, rng, &mut faults, What::Agent);
     }
     for row in GATEWAY {
-        strike(level, row, gateways, duration, rng, &mut faults, What::Gateway);
+        strike((level, pace), row, gateways, duration, rng, &mut faults, What::Gateway);
     }
-    strike(level, &STORE, 1, duration, rng, &mut faults, |_, what| what);
+    strike((level, pace), &STORE, 1, duration, rng, &mut faults, |_, what| what);
     faults.sort_by_key(|fault| fault.at);
     faults
 }
 
 /// Memoryless strikes at every victim of one row: no moment is safer than another.
 fn strike<T>(
-    level: Level,
+    (level, pace): (Level, u32),
     row: &Row<T>,
     victims: usize,
     end: Duration,
@@ -146,7 +146,7 @@ fn strike<T>(
     faults: &mut Vec<Fault>,
     of: fn(usize, T) -> What,
 ) {
-    let Some(mean) = row.mean(level) else { return };
+    let Some(mean) = row.mean(level).map(|mean| mean * pace) else { return };
     let before = faults.len();
     for victim in 0..victims {
         let mut at = Duration::ZERO;
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     fn faults(level: Level, seed: u64) -> Vec<Fault> {
-        schedule(level, 5, 3, Duration::from_secs(60), &mut seed::stream(seed, "chaos", 0))
+        schedule(level, 5, 3, (Duration::from_secs(60), 1), &mut seed::stream(seed, "chaos", 0))
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
     fn a_short_run_has_no_fault_that_could_not_end_within_it() {
         let short = |seed| {
             let rng = &mut seed::stream(seed, "chaos", 0);
-            schedule(Level::Heavy, 1, 1, Duration::from_secs(5), rng)
+            schedule(Level::Heavy, 1, 1, (Duration::from_secs(5), 1), rng)
         };
         let zombies = (0..50).flat_map(short).filter(|fault| fault.what.name() == "gateway-zombie").count();
         // Chance may still begin one; it is not put there.

@@ -71,7 +71,8 @@ impl Drive<'_> {
     /// A gateway did not come back.
     pub async fn run(&self) -> Result<Driven, SimError> {
         let Options { seed, nodes, gateways, duration, chaos, .. } = *self.options;
-        let faults = chaos::schedule(chaos, nodes, gateways, duration, &mut seed::stream(seed, "chaos", 0));
+        let rng = &mut seed::stream(seed, "chaos", 0);
+        let faults = chaos::schedule(chaos, nodes, gateways, (duration, self.options.pace()), rng);
         let start = Instant::now();
         let (ask_reboot, reboots) = mpsc::channel(faults.len().max(1));
         let (loaded, (), struck, stopped, ()) = tokio::join!(

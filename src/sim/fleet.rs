@@ -73,7 +73,8 @@ type Shared = Arc<Mutex<Diary>>;
 pub struct Fleet {
     blows: Vec<mpsc::Sender<(Blow, Duration)>>,
     agents: Vec<Agent>,
-    stop: watch::Sender<bool>,
+    /// One each: whom one channel wakes first is chance.
+    stops: Vec<watch::Sender<bool>>,
     lives: JoinSet<()>,
     clock: Arc<dyn Clock>,
     tally: Arc<Tally>,
@@ -92,17 +93,19 @@ impl Fleet {
 
     /// Starts joined agents.
     pub fn start(agents: Vec<Agent>, clock: &Arc<dyn Clock>, tally: &Arc<Tally>) -> Self {
-        let (stop, stopping) = watch::channel(false);
+        let mut stops = Vec::with_capacity(agents.len());
         let diary = Shared::default();
         let (mut blows, mut lives) = (Vec::with_capacity(agents.len()), JoinSet::new());
         for agent in &agents {
             let (blow, struck) = mpsc::channel(WAITING);
+            let (stop, stopping) = watch::channel(false);
+            stops.push(stop);
             blows.push(blow);
             let life = Life {
                 rng: agent.stream("life"),
                 agent: agent.clone(),
                 struck,
-                stop: stopping.clone(),
+                stop: stopping,
                 clock: clock.clone(),
                 tally: Arc::clone(tally),
                 diary: diary.clone(),
@@ -110,7 +113,7 @@ impl Fleet {
             };
             lives.spawn(life.run());
         }
-        Self { blows, agents, stop, lives, clock: clock.clone(), tally: Arc::clone(tally), diary }
+        Self { blows, agents, stops, lives, clock: clock.clone(), tally: Arc::clone(tally), diary }
     }
 
     /// Strikes the nth agent. Resolves when what befell its surroundings is over; a blow to itself is only handed over.
@@ -140,7 +143,9 @@ impl Fleet {
 
     /// Stops all agents cleanly and gives back what they wrote down.
     pub async fn stop(mut self) -> Diary {
-        self.stop.send_replace(true);
+        for stop in &self.stops {
+            stop.send_replace(true);
+        }
         let ended = timeout(STOP, async { while self.lives.join_next().await.is_some() {} }).await;
         let left = self.lives.len();
         self.lives.abort_all();
@@ -192,6 +197,7 @@ async fn live_beside(twin: Agent, lasts: Duration, diary: Shared, clock: Arc<dyn
 }
 
 fn note(diary: &Shared, moment: Moment) {
+    tracing::info!(what = ?moment.what, "struck");
     lock(diary).moments.push(moment);
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::agent::Plan;
+use super::agent::{Ground, Plan};
 use super::chaos;
 use super::faults::Tally;
 use super::history::Evidence;
@@ -20,7 +20,6 @@ use super::spread::{Agents, ChildStart};
 use super::strikes::strike_agents;
 use super::{Options, SimError, seed};
 use crate::blocking;
-use crate::clock::{Clock, SystemClock};
 use crate::session::SessionState;
 use crate::status::report;
 use crate::status::socket::{self, Question};
@@ -45,7 +44,8 @@ const NOT_JUDGED: [&str; 4] = ["I1", "I2", "I5", "I7"];
 /// # Errors
 /// See [`SimError`]. An invariant that did not hold is in the report.
 pub async fn run(options: Options, foreign: &Foreign, exe: PathBuf, work: &Path) -> Result<Report, SimError> {
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let ground = Ground::real();
+    let clock = Arc::clone(&ground.clock);
     let ticket = std::fs::read_to_string(&foreign.ticket)
         .map_err(|source| SimError::Ticket { path: foreign.ticket.clone(), source })?;
     let sockets = make_dir(work, "run")?;
@@ -57,7 +57,7 @@ pub async fn run(options: Options, foreign: &Foreign, exe: PathBuf, work: &Path)
         run: Some(sockets.clone()),
     };
     let tally = Arc::new(Tally::default());
-    let start = ChildStart { exe: &exe, work, clock: &clock, tally: &tally };
+    let start = ChildStart { exe: &exe, work, ground: &ground, tally: &tally };
     let (mut agents, nodes) =
         Agents::join(&plan, options.nodes, options.per_process, start, ticket.trim()).await?;
     agents.start(&clock, &tally).await?;
@@ -71,7 +71,7 @@ pub async fn run(options: Options, foreign: &Foreign, exe: PathBuf, work: &Path)
         options.chaos,
         options.nodes,
         0,
-        options.duration,
+        (options.duration, options.pace()),
         &mut seed::stream(options.seed, "chaos", 0),
     );
     let began = Instant::now();

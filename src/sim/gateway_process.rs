@@ -35,6 +35,9 @@ pub enum GatewayError {
         /// What it wrote.
         log: PathBuf,
     },
+    /// One in this process ended by itself.
+    #[error("the gateway has ended by itself")]
+    Ended(#[source] crate::gateway::GatewayError),
     /// A question was not answered, or with a no.
     #[error(transparent)]
     Control(#[from] ClientError),

@@ -9,6 +9,7 @@ use tokio::time::{sleep, timeout};
 
 use super::faults::Outage;
 use super::gateway_process::{GatewayError, GatewayProcess, Shape};
+use super::virtual_time::VirtualGateway;
 use crate::gateway::control::{ClientError, Request, Response};
 
 /// Tries to stop a gateway outside of a commit.
@@ -16,15 +17,59 @@ const STOPS: u32 = 20;
 /// Longer than a commit of a gateway that goes on.
 const COMMIT: Duration = Duration::from_secs(1);
 
-/// Processes over one store.
+/// One of them.
+#[derive(Debug)]
+pub enum Gateway {
+    /// A child process.
+    Process(GatewayProcess),
+    /// In this thread, in virtual time.
+    Virtual(VirtualGateway),
+}
+
+impl Gateway {
+    async fn ask(&self, request: &Request) -> Result<Response, GatewayError> {
+        match self {
+            Self::Process(gateway) => gateway.ask(request).await,
+            Self::Virtual(gateway) => gateway.ask(request).await,
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        match self {
+            Self::Process(gateway) => gateway.is_up(),
+            Self::Virtual(gateway) => gateway.is_up(),
+        }
+    }
+
+    async fn kill(&self) {
+        match self {
+            Self::Process(gateway) => gateway.kill().await,
+            Self::Virtual(gateway) => gateway.kill().await,
+        }
+    }
+
+    async fn restart(&self) -> Result<(), GatewayError> {
+        match self {
+            Self::Process(gateway) => gateway.restart().await,
+            Self::Virtual(gateway) => gateway.restart().await,
+        }
+    }
+}
+
+/// All of them over one store.
 #[derive(Debug)]
 pub struct Gateways {
-    each: Vec<GatewayProcess>,
+    each: Vec<Gateway>,
     /// Questions so far: each goes to the next gateway first.
     asked: AtomicUsize,
 }
 
 impl Gateways {
+    /// Those that are there already.
+    pub fn of(each: Vec<Gateway>) -> Self {
+        Self { each, asked: AtomicUsize::new(0) }
+    }
+
     /// Starts so many, one after the other: the first makes the store.
     ///
     /// # Errors
@@ -32,9 +77,9 @@ impl Gateways {
     pub async fn start(exe: &Path, work: &Path, shape: &Shape) -> Result<Self, GatewayError> {
         let mut each = Vec::with_capacity(shape.addresses.len());
         for number in 0..shape.addresses.len() {
-            each.push(GatewayProcess::start(exe, work, number, shape).await?);
+            each.push(Gateway::Process(GatewayProcess::start(exe, work, number, shape).await?));
         }
-        Ok(Self { each, asked: AtomicUsize::new(0) })
+        Ok(Self::of(each))
     }
 
     /// Asks them in turn until one answers, with a yes or a no.
@@ -78,29 +123,36 @@ impl Gateways {
                 gateway.restart().await
             }
             Outage::Stall | Outage::Zombie => {
-                self.stop(number).await;
-                sleep(lasts).await;
-                gateway.go_on().await;
+                match gateway {
+                    Gateway::Process(process) => {
+                        self.stop(number, process).await;
+                        sleep(lasts).await;
+                        process.go_on().await;
+                    }
+                    Gateway::Virtual(gateway) => gateway.stand_still(lasts).await,
+                }
                 Ok(())
             }
         }
     }
+
     /// Stops one outside of its commits, where there are others to see that: in the middle of one it would hold the
     /// store's lock, an outage for all of them, which is a fault of its own.
-    async fn stop(&self, number: usize) {
-        let others = || self.each.iter().enumerate().filter(|(other, _)| *other != number);
+    async fn stop(&self, number: usize, process: &GatewayProcess) {
+        let others =
+            || self.each.iter().enumerate().filter(|(other, gateway)| *other != number && gateway.is_up());
         for _ in 0..STOPS {
-            self.each[number].stop().await;
-            let free = others().filter(|(_, gateway)| gateway.is_up()).map(|(_, gateway)| async move {
+            process.stop().await;
+            let free = others().map(|(_, gateway)| async move {
                 timeout(COMMIT, gateway.ask(&Request::Stats)).await.is_ok_and(|answer| answer.is_ok())
             });
             let free: Vec<bool> = join_all(free).await;
             if free.is_empty() || free.contains(&true) {
                 return;
             }
-            self.each[number].go_on().await;
+            process.go_on().await;
             sleep(COMMIT / 10).await;
         }
-        self.each[number].stop().await;
+        process.stop().await;
     }
 }

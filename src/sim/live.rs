@@ -24,10 +24,20 @@ impl Counts {
     }
 }
 
+/// Between two lines in real time.
+pub fn pause() -> Duration {
+    Duration::from_millis(if std::io::stderr().is_terminal() { 500 } else { 5000 })
+}
+
 /// Prints until it is dropped.
-pub async fn show(nodes: usize, gateways: Arc<Gateways>, counts: Arc<Counts>, tally: Arc<Tally>) {
+pub async fn show(
+    nodes: usize,
+    pause: Duration,
+    gateways: Arc<Gateways>,
+    counts: Arc<Counts>,
+    tally: Arc<Tally>,
+) {
     let terminal = std::io::stderr().is_terminal();
-    let pause = Duration::from_millis(if terminal { 500 } else { 5000 });
     let start = Instant::now();
     loop {
         sleep(pause).await;

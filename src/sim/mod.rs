@@ -16,6 +16,7 @@ pub mod cable;
 pub mod chaos;
 mod descriptors;
 mod drive;
+pub mod explain;
 pub mod faults;
 mod fleet;
 pub mod foreign;
@@ -38,6 +39,7 @@ mod skew;
 mod spread;
 mod strikes;
 mod surroundings;
+pub mod virtual_time;
 mod worker;
 
 use std::path::PathBuf;
@@ -72,17 +74,30 @@ pub struct Options {
     pub foreign: Option<foreign::Foreign>,
     /// Where the report is written as a page.
     pub page: Option<PathBuf>,
+    /// In virtual time.
+    pub virtual_time: bool,
 }
 
+/// The longest virtual run whose faults come as often as in real time, seconds, and the most that longer ones are
+/// slowed down: a fault costs as much real time as minutes of heartbeats do.
+const PACE: (u64, u64) = (600, 60);
+
 impl Options {
+    /// How much more rarely faults come than in a run of seconds.
+    pub fn pace(&self) -> u32 {
+        let slower = self.duration.as_secs().div_ceil(PACE.0).clamp(1, PACE.1);
+        if self.virtual_time { u32::try_from(slower).unwrap_or(1) } else { 1 }
+    }
+
     /// The command line that does it again.
     pub fn command_line(&self) -> String {
         let Self { nodes, gateways, duration, seed, chaos, skew, commands_per_second, heartbeat, .. } = self;
+        let world = if self.virtual_time { " --virtual" } else { "" };
         let foreign = self.foreign.as_ref().map_or(String::new(), |foreign| {
             format!(" --gateway {} --ticket {}", foreign.gateway, foreign.ticket.display())
         });
         format!(
-            "bcd sim --nodes {nodes} --gateways {gateways} --duration {}s --seed {seed} --chaos {} --skew {skew} --commands-per-second {commands_per_second} --heartbeat-interval {}s",
+            "bcd sim{world} --nodes {nodes} --gateways {gateways} --duration {}s --seed {seed} --chaos {} --skew {skew} --commands-per-second {commands_per_second} --heartbeat-interval {}s",
             duration.as_secs_f64(),
             chaos.name(),
             heartbeat.as_secs_f64(),

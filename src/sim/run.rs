@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::agent::Plan;
+use super::agent::{Ground, Plan};
 use super::drive::{Drive, Driven};
 use super::faults::Tally;
 use super::fleet::Diary;
@@ -20,7 +20,7 @@ use super::report::Report;
 use super::settle::settled;
 use super::spread::{Agents, ChildStart, SpreadError};
 use super::{Options, seed, skew};
-use crate::clock::{Clock, SystemClock};
+use crate::clock::Clock;
 use crate::model::NodeId;
 
 /// Why a run says nothing about the invariants.
@@ -89,9 +89,34 @@ pub(super) fn patience(least: Duration, nodes: usize) -> Duration {
 /// # Errors
 /// See [`SimError`]. An invariant that did not hold is in the report.
 pub async fn run(options: Options, exe: PathBuf, work: &Path) -> Result<Report, SimError> {
-    let run = Run::start(&options, &exe, work).await?;
+    let mut chance = seed::stream(options.seed, "gateway", 0);
+    let shape = Shape::new(options.gateways, options.heartbeat, &mut chance).map_err(SimError::Port)?;
+    let gateways = Gateways::start(&exe, work, &shape).await?;
+    let world = World { ground: Ground::real(), gateways, addresses: shape.addresses, pause: live::pause() };
+    run_in(world, options, &exe, work).await
+}
+
+/// What a run takes place in.
+pub struct World {
+    /// What agents stand on.
+    pub ground: Ground,
+    /// What they dial.
+    pub gateways: Gateways,
+    /// host:port of each.
+    pub addresses: Vec<String>,
+    /// Between two live lines.
+    pub pause: Duration,
+}
+
+/// Runs it in any world.
+///
+/// # Errors
+/// See [`SimError`]. An invariant that did not hold is in the report.
+pub async fn run_in(world: World, options: Options, exe: &Path, work: &Path) -> Result<Report, SimError> {
+    let pause = world.pause;
+    let run = Run::start(world, &options, exe, work).await?;
     let mut troubles = Vec::new();
-    let line = live::show(options.nodes, run.gateways.clone(), run.counts.clone(), run.tally.clone());
+    let line = live::show(options.nodes, pause, run.gateways.clone(), run.counts.clone(), run.tally.clone());
     let line = tokio::spawn(line);
     let connect = patience(CONNECT, options.nodes);
     if !settled(&run.gateways, options.nodes, connect).await {
@@ -138,22 +163,20 @@ struct Run {
 }
 
 impl Run {
-    /// Starts gateways, joins and starts agents.
-    async fn start(options: &Options, exe: &Path, work: &Path) -> Result<Self, SimError> {
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let mut chance = seed::stream(options.seed, "gateway", 0);
-        let shape = Shape::new(options.gateways, options.heartbeat, &mut chance).map_err(SimError::Port)?;
-        let gateways = Arc::new(Gateways::start(exe, work, &shape).await?);
+    /// Joins and starts agents.
+    async fn start(world: World, options: &Options, exe: &Path, work: &Path) -> Result<Self, SimError> {
+        let World { ground, gateways, addresses, .. } = world;
+        let (clock, gateways) = (Arc::clone(&ground.clock), Arc::new(gateways));
         let plan = Plan {
             homes: make_dir(work, "nodes")?,
             seed: options.seed,
             skew: options.skew,
-            gateways: shape.addresses,
+            gateways: addresses,
             run: None,
         };
         let ticket = observe::ticket(&gateways, options.nodes).await?;
         let (counts, tally) = (Arc::new(Counts::default()), Arc::new(Tally::default()));
-        let start = ChildStart { exe, work, clock: &clock, tally: &tally };
+        let start = ChildStart { exe, work, ground: &ground, tally: &tally };
         let (mut agents, nodes) =
             Agents::join(&plan, options.nodes, options.per_process, start, &ticket).await?;
         agents.start(&clock, &tally).await?;

@@ -18,7 +18,7 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use super::agent::{Agent, AgentError, Plan};
+use super::agent::{Agent, AgentError, Ground, Plan};
 use super::faults::{Blow, Tally};
 use super::fleet::{Diary, Fleet};
 use super::memory;
@@ -94,8 +94,7 @@ impl Agents {
     ) -> Result<(Self, Vec<NodeId>), SpreadError> {
         let each = each.max(1);
         if count <= each {
-            let agents: Vec<Agent> =
-                (0..count).map(|index| Agent::new(plan, index, Arc::clone(start.clock))).collect();
+            let agents: Vec<Agent> = (0..count).map(|index| Agent::new(plan, start.ground, index)).collect();
             let nodes = Fleet::join(&agents, ticket).await.map_err(SpreadError::Join)?;
             return Ok((Self { shares: vec![Share::Joined(agents)], each }, nodes));
         }
@@ -197,7 +196,7 @@ pub struct ChildStart<'a> {
     /// Where logs go.
     pub work: &'a Path,
     /// Of the agents that run here.
-    pub clock: &'a Arc<dyn Clock>,
+    pub ground: &'a Ground,
     /// Where faults are counted.
     pub tally: &'a Arc<Tally>,
 }

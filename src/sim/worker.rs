@@ -13,11 +13,11 @@ use tokio::net::unix::OwnedWriteHalf;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::agent::{Agent, Plan};
+use super::agent::{Agent, Ground, Plan};
 use super::faults::{Blow, Counts, Tally};
 use super::fleet::{Diary, Fleet, chain};
 use super::memory;
-use crate::clock::{Clock, SystemClock};
+use crate::clock::SystemClock;
 use crate::model::NodeId;
 
 /// Counts of faults are told this often.
@@ -117,9 +117,9 @@ impl Worker {
     async fn carry_out(&mut self, order: Order) -> Option<Word> {
         match order {
             Order::Join { plan, first, count, ticket } => {
-                let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+                let ground = Ground::real();
                 let agents = first..first + count;
-                self.joined = agents.map(|index| Agent::new(&plan, index, Arc::clone(&clock))).collect();
+                self.joined = agents.map(|index| Agent::new(&plan, &ground, index)).collect();
                 Some(match Fleet::join(&self.joined, &ticket).await {
                     Ok(nodes) => Word::Joined(nodes),
                     Err(error) => Word::Failed(chain(&error)),

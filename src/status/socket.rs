@@ -239,6 +239,7 @@ mod tests {
             (status, asked(run.clone(), Question::Journal).await.unwrap())
         };
         tokio::select! {
+            biased;
             () = serve => unreachable!(),
             (status, journal) = answers => {
                 assert_eq!(status, b"Status");

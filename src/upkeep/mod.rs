@@ -61,6 +61,7 @@ impl Upkeep {
         let mut epoch = None;
         loop {
             let welcomed = tokio::select! {
+                biased;
                 () = sleep_until(next) => false,
                 () = self.journal.troubles_changed() => false,
                 changed = self.session.changed() => {

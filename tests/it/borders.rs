@@ -52,8 +52,8 @@ const IMPURE: &[&str] = &[
 
 /// A vendor crate and the places that may name it.
 const OWNERS: &[(&str, &[&str])] = &[
-    ("tonic", &["wire/", "gateway/", "identity/join"]),
-    ("rusqlite", &["journal/", "gateway/store"]),
+    ("tonic", &["wire/", "gateway/", "identity/join", "bench/session"]),
+    ("rusqlite", &["journal/", "gateway/store", "bench/fleet.rs"]),
     ("clap", &["cli/"]),
     ("hyper", &["wire/"]),
     ("h2", &["wire/"]),
@@ -88,7 +88,7 @@ fn crossings(from: impl Fn(&Code) -> bool, to: impl Fn(&str) -> bool) -> Vec<Str
 
 #[test]
 fn the_agent_never_names_the_gateway_the_simulator_or_the_command_line() {
-    let outer = |name: &str| ["gateway", "sim", "cli"].contains(&name);
+    let outer = |name: &str| ["gateway", "sim", "cli", "bench"].contains(&name);
     assert_eq!(crossings(|file| AGENT.contains(&file.module()), outer), Vec::<String>::new());
 }
 
@@ -141,4 +141,15 @@ fn a_border_that_is_crossed_is_seen() {
     assert!(names_crate(&stray, "rusqlite"));
     assert!(!names_crate(&stray, "clap"));
     assert_eq!(stray.modules_named(), ["gateway"]);
+}
+
+/// Of one seed a virtual run gives one history: no part may toss a coin over what it does first.
+#[test]
+fn every_choice_between_futures_has_an_order() {
+    let unordered = |file: &Code| {
+        let choices = file.text.split("select! {").skip(1);
+        let tossed = choices.filter(|choice| !choice.trim_start().starts_with("biased;")).count();
+        (tossed > 0).then(|| format!("src/{} has {tossed} without `biased;`", file.path))
+    };
+    assert_eq!(code().iter().filter_map(unordered).collect::<Vec<_>>(), Vec::<String>::new());
 }

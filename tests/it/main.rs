@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "clippy exempts test functions, and not their helpers")]
 
 mod backlog;
+mod bench;
 mod borders;
 mod cli;
 mod crash;

@@ -208,6 +208,10 @@ impl Store {
     /// # Errors
     /// See [`StoreError`].
     pub async fn stop(&self, time: std::time::Duration) -> Result<(), StoreError> {
+        if let Writer::Inline(writer) = &self.writer {
+            writer.hold(time);
+            return self.run(|_| Ok(())).await;
+        }
         self.run(move |_| {
             std::thread::sleep(time);
             Ok(())

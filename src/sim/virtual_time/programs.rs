@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
-use crate::exec::programs::{Cancelled, Job, Marked, Program, Programs, StartError};
+use crate::exec::programs::{Cancelled, Job, Marked, Program, Programs, Settled, StartError};
 use crate::exec::supervise::imitation::{self, End};
 use crate::journal::begun::{Record, Supervisor};
 use crate::journal::{BegunError, Ended, Locked, OpenError};
@@ -129,6 +129,20 @@ impl VirtualPrograms {
         Ok(program)
     }
 
+    /// Ends those that are meant, without an outcome; how many.
+    fn end_all(&self, meant: impl Fn(&Live) -> bool) -> usize {
+        let mut machine = self.machine();
+        let before = machine.live.len();
+        machine.live.retain(|_, live| {
+            let stays = !meant(live);
+            if !stays && let Some(task) = &live.task {
+                task.abort();
+            }
+            stays
+        });
+        before - machine.live.len()
+    }
+
     async fn carry_out(&self, job: &Job, begun: Record, mut cancelled: watch::Receiver<bool>) {
         sleep(self.moment()).await;
         let from = Instant::now();
@@ -181,17 +195,15 @@ fn supervisor(pid: i32, boot_id: BootId) -> Supervisor {
 }
 
 impl Programs for VirtualPrograms {
-    fn settle(&self, _locked: &Locked, _state: &Path, boot_id: &BootId) -> Result<usize, OpenError> {
-        let mut machine = self.machine();
-        let before = machine.live.len();
-        machine.live.retain(|_, live| {
-            let stays = live.boot_id == *boot_id;
-            if !stays && let Some(task) = &live.task {
-                task.abort();
-            }
-            stays
-        });
-        Ok(before - machine.live.len())
+    fn settle(&self, _locked: &Locked, _state: &Path, boot_id: &BootId) -> Result<Settled, OpenError> {
+        let ended = self.end_all(|live| live.boot_id != *boot_id);
+        let machine = self.machine();
+        let spared = machine.live.values().map(|live| (live.begun.id.clone(), live.begun.attempt));
+        Ok(Settled { ended, spared: spared.collect() })
+    }
+
+    fn end(&self, begun: &Record) {
+        self.end_all(|live| live.begun.id == begun.id && live.begun.attempt == begun.attempt);
     }
 
     fn lives(&self, supervisor: &Supervisor, boot_id: &BootId) -> bool {
