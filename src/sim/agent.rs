@@ -270,7 +270,9 @@ impl Agent {
         let Counts { running, done, .. } = snapshot.counts;
         Ok(running + done)
     }
-    /// A copy of its state directory on another machine, as a restored image is. It must not run meanwhile.
+
+    /// A copy of its state directory on another machine with the same links, as a restored image is. It must not run
+    /// meanwhile.
     ///
     /// # Errors
     /// A file cannot be copied.

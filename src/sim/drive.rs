@@ -27,6 +27,9 @@ use crate::model::{CommandId, NodeId};
 /// Pause before a command is handed over again to gateways that are down.
 const AGAIN: Duration = Duration::from_millis(50);
 
+/// A clone is made a moment after its fault, and takes a moment to be taken away.
+const CLONE_GONE: Duration = Duration::from_secs(2);
+
 /// Commands in the middle of being handed over: what a gateway commits together.
 const AT_ONCE: usize = 128;
 
@@ -72,11 +75,12 @@ impl Drive<'_> {
         let faults = chaos::schedule(chaos, nodes, gateways, (duration, self.options.pace()), rng);
         let start = Instant::now();
         let (ask_reboot, reboots) = mpsc::channel(faults.len().max(1));
-        let (loaded, (), struck, stopped) = tokio::join!(
+        let (loaded, (), struck, stopped, ()) = tokio::join!(
             self.load(start, reboots),
             strike_agents(self.agents, start, &faults, ask_reboot),
             join_all((0..gateways).map(|number| self.strike_gateway(start, number, &faults))),
             self.stop_store(start, &faults),
+            self.mend_clones(start, &faults),
         );
         stopped?;
         let mut driven = loaded;
@@ -118,6 +122,24 @@ impl Drive<'_> {
             }
         }
         Ok(())
+    }
+
+    /// What an operator does once a clone is gone: takes back the quarantine that it may have earned its node, and
+    /// restarts the daemon, which would try again only after a quarter of an hour.
+    async fn mend_clones(&self, start: Instant, faults: &[Fault]) {
+        for fault in faults {
+            let What::Agent(agent, Blow::Clone) = fault.what else { continue };
+            sleep_until(start + fault.at + fault.lasts + CLONE_GONE).await;
+            let request = Request::Unrevoke { node: self.nodes[agent].clone() };
+            while let Err(error) = self.gateways.ask(&request).await {
+                if let GatewayError::Control(ClientError::Refused(why)) = error {
+                    tracing::warn!(agent, why, "a quarantine was not taken back");
+                    break;
+                }
+                sleep(AGAIN).await;
+            }
+            self.agents.strike(agent, Blow::Kill, Duration::ZERO).await;
+        }
     }
 
     async fn load(&self, start: Instant, mut reboots: mpsc::Receiver<usize>) -> Driven {

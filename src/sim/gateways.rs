@@ -4,12 +4,18 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::time::sleep;
+use futures_util::future::join_all;
+use tokio::time::{sleep, timeout};
 
 use super::faults::Outage;
 use super::gateway_process::{GatewayError, GatewayProcess, Shape};
 use super::virtual_time::VirtualGateway;
 use crate::gateway::control::{ClientError, Request, Response};
+
+/// Tries to stop a gateway outside of a commit.
+const STOPS: u32 = 20;
+/// Longer than a commit of a gateway that goes on.
+const COMMIT: Duration = Duration::from_secs(1);
 
 /// One of them.
 #[derive(Debug)]
@@ -46,18 +52,6 @@ impl Gateway {
         match self {
             Self::Process(gateway) => gateway.restart().await,
             Self::Virtual(gateway) => gateway.restart().await,
-        }
-    }
-
-    /// It stands still for so long.
-    async fn stand_still(&self, time: Duration) {
-        match self {
-            Self::Process(gateway) => {
-                gateway.stop().await;
-                sleep(time).await;
-                gateway.go_on().await;
-            }
-            Self::Virtual(gateway) => gateway.stand_still(time).await,
         }
     }
 }
@@ -129,9 +123,36 @@ impl Gateways {
                 gateway.restart().await
             }
             Outage::Stall | Outage::Zombie => {
-                gateway.stand_still(lasts).await;
+                match gateway {
+                    Gateway::Process(process) => {
+                        self.stop(number, process).await;
+                        sleep(lasts).await;
+                        process.go_on().await;
+                    }
+                    Gateway::Virtual(gateway) => gateway.stand_still(lasts).await,
+                }
                 Ok(())
             }
         }
+    }
+
+    /// Stops one outside of its commits, where there are others to see that: in the middle of one it would hold the
+    /// store's lock, an outage for all of them, which is a fault of its own.
+    async fn stop(&self, number: usize, process: &GatewayProcess) {
+        let others =
+            || self.each.iter().enumerate().filter(|(other, gateway)| *other != number && gateway.is_up());
+        for _ in 0..STOPS {
+            process.stop().await;
+            let free = others().map(|(_, gateway)| async move {
+                timeout(COMMIT, gateway.ask(&Request::Stats)).await.is_ok_and(|answer| answer.is_ok())
+            });
+            let free: Vec<bool> = join_all(free).await;
+            if free.is_empty() || free.contains(&true) {
+                return;
+            }
+            process.go_on().await;
+            sleep(COMMIT / 10).await;
+        }
+        process.stop().await;
     }
 }

@@ -61,17 +61,18 @@ impl Class {
         self.sleep().is_none() && self != Self::Reboot
     }
 
-    /// Most need no process, so that tens of thousands of commands do not measure how fast a machine forks.
+    /// Most need no process, so that tens of thousands of commands do not measure how fast a machine forks; a barrier
+    /// looks at every process of the machine, which here is that of all agents.
     fn draw(rng: &mut StdRng) -> Self {
-        match rng.random_range(0..100) {
-            0..66 => Self::Probe,
-            66..84 => Self::Barrier,
-            84..87 => Self::Fails,
-            87..90 => Self::Sleeps(Duration::from_millis(rng.random_range(100..8000))),
-            90..91 => Self::Cancelled(Duration::from_millis(rng.random_range(0..4000))),
-            91..94 => Self::RetrySafe,
-            94..96 => Self::Hurried,
-            _ => Self::Succeeds,
+        match rng.random_range(0..1000) {
+            0..10 => Self::Barrier,
+            10..20 => Self::Fails,
+            20..32 => Self::Sleeps(Duration::from_millis(rng.random_range(100..8000))),
+            32..37 => Self::Cancelled(Duration::from_millis(rng.random_range(0..4000))),
+            37..47 => Self::RetrySafe,
+            47..55 => Self::Hurried,
+            55..80 => Self::Succeeds,
+            _ => Self::Probe,
         }
     }
 }
@@ -173,7 +174,7 @@ mod tests {
     #[test]
     fn every_class_is_drawn_and_its_arguments_are_ones_that_the_node_takes() {
         let mut load = Load::new(3, seed::stream(1, "load", 0));
-        let drawn: Vec<Planned> = (0..500).map(|_| load.draw()).collect();
+        let drawn: Vec<Planned> = (0..5000).map(|_| load.draw()).collect();
         for class in
             [Class::Probe, Class::Barrier, Class::Succeeds, Class::Fails, Class::RetrySafe, Class::Hurried]
         {

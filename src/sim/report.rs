@@ -66,6 +66,8 @@ pub struct Report {
     pub connected: usize,
     /// How often each fault was carried out, by name.
     pub faults: Counts,
+    /// A gateway's taking of a command to its first dispatch.
+    pub dispatch: Samples,
     /// First dispatch to the gateway's receipt of ACCEPTED.
     pub accept: Samples,
     /// ACCEPTED to the result, at the gateway; commands that sleep are left out.
@@ -89,10 +91,12 @@ impl Report {
         let span = |from: i64, to: i64| (from > 0 && to > 0).then(|| (to - from).max(0));
         let quick = |id| evidence.handed.get(id).is_some_and(|handed| handed.planned.class.is_quick());
         let rows = &evidence.commands;
+        let dispatch = rows.iter().filter_map(|row| span(row.enqueued_ms, row.dispatched_ms));
         let accept = rows.iter().filter_map(|row| span(row.dispatched_ms, row.accepted_ms));
         let result =
             rows.iter().filter(|row| quick(&row.id)).filter_map(|row| span(row.accepted_ms, row.ended_ms));
         Self {
+            dispatch: Samples::new(dispatch.collect()),
             accept: Samples::new(accept.collect()),
             result: Samples::new(result.collect()),
             ends: ends(evidence),
@@ -136,7 +140,7 @@ impl Report {
             text,
             "commands  {}   succeeded {}   failed {} ({asked})   interrupted {}   expired {}   duplicates {}   lost {}\n\
              faults    {}\n\
-             latency   dispatch→accepted {}   accepted→result {}   reconnect {}\n\
+             latency   taken→dispatched {}   dispatch→accepted {}   accepted→result {}   reconnect {}\n\
              memory    {} KiB an agent\n",
             grouped(total),
             grouped(succeeded),
@@ -146,6 +150,7 @@ impl Report {
             grouped(duplicates),
             grouped(lost),
             self.faults_text(),
+            self.dispatch.text(),
             self.accept.text(),
             self.result.text(),
             self.reconnect.text(),
@@ -215,7 +220,7 @@ impl Report {
             },
             "faults": self.faults,
             "latency_ms": {
-                "accept": self.accept.json(), "result": self.result.json(), "reconnect": self.reconnect.json(),
+                "dispatch": self.dispatch.json(), "accept": self.accept.json(), "result": self.result.json(), "reconnect": self.reconnect.json(),
             },
             "memory": { "kib_per_agent": self.memory_kib },
             "not_judged": self.not_judged,
@@ -236,7 +241,8 @@ fn ends(evidence: &Evidence) -> Ends {
             ("failed" | "rejected" | "cancelled", _) => {
                 ends.failed += 1;
                 let asked = matches!(class, Some(Class::Fails | Class::Cancelled(_)));
-                ends.failed_unasked += usize::from(!asked && row.reason != "journal-lost");
+                let known = matches!(&*row.reason, "journal-lost" | "denied-by-operator");
+                ends.failed_unasked += usize::from(!asked && !known);
             }
             _ => ends.unended += 1,
         }

@@ -111,6 +111,11 @@ impl Lab {
         self.dir.path().join(name)
     }
 
+    /// host:port of the gateway.
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
     /// `bcd` with this lab's directories; `step` arms a failpoint.
     pub fn bcd(&self, arguments: &[&str], step: Option<&str>) -> Command {
         let mut command = Command::new(&self.program);

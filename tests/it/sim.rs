@@ -18,36 +18,67 @@ fn left_behind(tmp: &tempfile::TempDir) -> usize {
     std::fs::read_dir(tmp.path()).expect("the directory").count()
 }
 
-#[test]
-fn a_short_run_under_kills_holds_every_invariant_and_leaves_nothing_behind() {
-    let (output, tmp) = sim(&[
-        "--nodes",
-        "6",
-        "--duration",
-        "6s",
-        "--seed",
-        "3",
-        "--chaos",
-        "heavy",
-        "--commands-per-second",
-        "30",
-        "--json",
-    ]);
-    let stdout = String::from_utf8(output.stdout).expect("text");
+/// The last line of standard output of a run that held, as JSON.
+fn held(output: &Output) -> Value {
+    let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{stdout}\n{}", String::from_utf8_lossy(&output.stderr));
     let report: Value =
         serde_json::from_str(stdout.lines().last().expect("a last line")).expect("one object");
-    assert_eq!((report["schema"].as_u64(), report["seed"].as_u64()), (Some(1), Some(3)));
-    let invariants = report["invariants"].as_array().expect("a list");
-    let ids: Vec<_> = invariants.iter().filter_map(|one| one["id"].as_str()).collect();
-    assert_eq!(ids, ["I1", "I2", "I3", "I5", "I7", "I8"]);
-    for one in invariants {
+    for one in report["invariants"].as_array().expect("a list") {
         assert!(one["held"] == true && one["checks"].as_u64() > Some(0), "{one}");
     }
-    assert!(report["faults"]["gateway-kill"].as_u64() > Some(0), "{report}");
-    assert!(report["faults"]["daemon-kill"].as_u64() > Some(0), "{report}");
+    report
+}
+
+fn ids(report: &Value) -> Vec<&str> {
+    let invariants = report["invariants"].as_array().expect("a list");
+    invariants.iter().filter_map(|one| one["id"].as_str()).collect()
+}
+
+#[test]
+fn a_short_run_under_faults_holds_every_invariant_and_leaves_nothing_behind() {
+    let page = tempfile::NamedTempFile::new().expect("a file");
+    let name = page.path().to_string_lossy();
+    let run = "--nodes 6 --gateways 2 --duration 6s --seed 3 --chaos light --commands-per-second 30 --json --report";
+    let (output, tmp) = sim(&run.split(' ').chain([&*name]).collect::<Vec<_>>());
+    let report = held(&output);
+    assert_eq!((report["schema"].as_u64(), report["seed"].as_u64()), (Some(1), Some(3)));
+    assert_eq!(ids(&report), ["I1", "I2", "I3", "I5", "I7", "I8"]);
+    for fault in ["gateway-kill", "daemon-kill", "link-cut", "clock-jump"] {
+        assert!(report["faults"][fault].as_u64() > Some(0), "{fault}: {report}");
+    }
     assert!(report["latency_ms"]["accept"]["samples"].as_u64() > Some(0), "{report}");
-    assert!(stdout.contains("every invariant held; replay: bcd sim --nodes 6"), "{stdout}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(stdout.contains("every invariant held; replay: bcd sim --nodes 6 --gateways 2"), "{stdout}");
+    let page = std::fs::read_to_string(page.path()).expect("the page");
+    assert!(page.starts_with("<!doctype html>") && page.contains("every invariant held"), "{page}");
+    assert_eq!(left_behind(&tmp), 0, "the run's files are removed");
+}
+
+#[test]
+fn agents_in_several_processes_with_older_builds_among_them_hold_every_invariant() {
+    let run = "--nodes 5 --per-process 2 --skew 40 --duration 4s --seed 5 --chaos none --commands-per-second 40 --json";
+    let (output, _tmp) = sim(&run.split(' ').collect::<Vec<_>>());
+    let report = held(&output);
+    assert_eq!(report["connected"].as_u64(), Some(5));
+    assert!(
+        report["commands"]["failed"].as_u64() > Some(0),
+        "an older build rejects what it lacks: {report}"
+    );
+}
+
+#[test]
+fn against_somebody_elses_gateway_only_what_the_agents_show_is_judged_and_the_report_says_so() {
+    let lab = crate::lab::Lab::new();
+    let (address, ticket) = (lab.address(), lab.ticket(3));
+    let ticket = ticket.to_string_lossy();
+    let run = ["--gateway", &address, "--ticket", &ticket, "--nodes", "3", "--duration", "3s", "--json"];
+    let (output, tmp) = sim(&run);
+    let report = held(&output);
+    assert_eq!(ids(&report), ["I3", "I8"]);
+    assert_eq!(report["not_judged"], serde_json::json!(["I1", "I2", "I5", "I7"]));
+    assert_eq!(report["connected"].as_u64(), Some(3));
+    assert_eq!(lab.nodes().len(), 3, "they joined there");
     assert_eq!(left_behind(&tmp), 0, "the run's files are removed");
 }
 

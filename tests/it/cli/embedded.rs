@@ -26,7 +26,6 @@ fn options(state: &std::path::Path, seed: u64) -> Options {
         endpoints: Vec::new(),
         policy: Policy::None,
         denied: Arc::default(),
-        protocol: bcd::wire::version::Range::OWN,
         run_dir: None,
         limits: Limits::NONE,
         clock: Arc::new(SystemClock),
