@@ -127,7 +127,8 @@ impl Held {
     async fn open(state: &Path, identity: &Identity) -> Result<Self, FleetError> {
         let roots = Roots::Certificates(identity.trust.gateway_roots());
         let tls = tls::client_config(&roots, Some(Arc::clone(&identity.key)), Arc::new(BuildTime))?;
-        let endpoint = identity.trust.endpoints.first().ok_or_else(|| FleetError::NoEndpoint(state.to_owned()))?;
+        let endpoint =
+            identity.trust.endpoints.first().ok_or_else(|| FleetError::NoEndpoint(state.to_owned()))?;
         let hello = hello(identity, clock::boot_id()?.as_str());
         let dialer = GrpcDialer::new(Arc::new(tls), Arc::new(Tcp));
         let mut link = dialer.open(endpoint, hello, KEEP_ALIVE).await.map_err(FleetError::Ended)?;

@@ -91,6 +91,13 @@ impl State {
 }
 
 impl Cancelled {
+    /// One that comes when true is sent; for tests of who runs programs.
+    #[cfg(test)]
+    pub fn pair() -> (watch::Sender<bool>, Self) {
+        let (sender, receiver) = watch::channel(false);
+        (sender, Self(receiver))
+    }
+
     /// Whether it has come.
     pub fn is_requested(&self) -> bool {
         *self.0.borrow()

@@ -1,5 +1,7 @@
 //! `bcd sim` as its user runs it.
 
+mod virtual_time;
+
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Output, Stdio};
 

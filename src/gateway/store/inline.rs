@@ -66,3 +66,32 @@ impl Inline {
         *held = (*held).max(Some(until));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Mode, Store, StoreError};
+    use super::*;
+    use crate::clock::TokioClock;
+
+    async fn count(store: &Store) -> Result<i64, StoreError> {
+        store.run(|db| db.query_row("SELECT count(*) FROM nodes", [], |row| row.get(0))).await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_is_held_answers_later_and_one_that_is_closed_never_writes_again() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let clock = Arc::new(TokioClock::starting_at(0));
+        let store = Store::open(&dir.path().join("gateway.db"), Mode::Inline, "g-1".into(), clock);
+        let store = store.expect("a store");
+        let start = Instant::now();
+        assert_eq!(count(&store).await.expect("an answer"), 0);
+        assert_eq!(start.elapsed(), Duration::ZERO, "no time passes in it");
+        let inline = store.inline().expect("an inline writer");
+        inline.hold(Duration::from_secs(3));
+        assert_eq!(count(&store).await.expect("an answer"), 0);
+        assert_eq!(start.elapsed(), Duration::from_secs(3));
+        inline.close();
+        assert!(matches!(count(&store).await, Err(StoreError::Closed)));
+        store.failed().await;
+    }
+}

@@ -129,6 +129,14 @@ impl VirtualPrograms {
         Ok(program)
     }
 
+    /// No program outlives its boot.
+    fn settle_in(&self, boot_id: &BootId) -> Settled {
+        let ended = self.end_all(|live| live.boot_id != *boot_id);
+        let machine = self.machine();
+        let spared = machine.live.values().map(|live| (live.begun.id.clone(), live.begun.attempt));
+        Settled { ended, spared: spared.collect() }
+    }
+
     /// Ends those that are meant, without an outcome; how many.
     fn end_all(&self, meant: impl Fn(&Live) -> bool) -> usize {
         let mut machine = self.machine();
@@ -196,10 +204,7 @@ fn supervisor(pid: i32, boot_id: BootId) -> Supervisor {
 
 impl Programs for VirtualPrograms {
     fn settle(&self, _locked: &Locked, _state: &Path, boot_id: &BootId) -> Result<Settled, OpenError> {
-        let ended = self.end_all(|live| live.boot_id != *boot_id);
-        let machine = self.machine();
-        let spared = machine.live.values().map(|live| (live.begun.id.clone(), live.begun.attempt));
-        Ok(Settled { ended, spared: spared.collect() })
+        Ok(self.settle_in(boot_id))
     }
 
     fn end(&self, begun: &Record) {
@@ -282,3 +287,6 @@ impl Program for VirtualProgram {
         .boxed()
     }
 }
+
+#[cfg(test)]
+mod tests;
