@@ -93,7 +93,7 @@ fn a_killed_simulator_takes_its_gateway_with_it() {
     let mut sim = command.spawn().expect("bcd starts");
     let socket = until("the gateway's control socket", || {
         let run = std::fs::read_dir(tmp.path()).expect("the directory").next()?.expect("an entry");
-        Some(run.path().join("gateway/control.sock")).filter(|socket| UnixStream::connect(socket).is_ok())
+        Some(run.path().join("gateway-0/control.sock")).filter(|socket| UnixStream::connect(socket).is_ok())
     });
     sim.kill().expect("a running child");
     sim.wait().expect("a child to wait for");

@@ -168,6 +168,8 @@ fn a_closed_pipe_is_no_failure_and_a_full_disk_is_one() {
 fn ticket_of_nobody() -> String {
     let json = serde_json::json!({
         "v": 1, "trust_domain": "lab.example", "endpoints": ["127.0.0.1:1"], "gateway_ca_sha256": "00".repeat(32),
+        "join_signing_key": "p256:MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEaxfR8uEsQkf4vOblY6RA8ncDfYEt6zOg9KE5RdiYwpZP40Li_hp_m47n60p8D54WK84zV2sxXs7LtkBoN79R9Q",
+        "join_encryption_key": "x25519:AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI",
         "token": "bt_x", "uses": 1, "expires_at": "2100-01-01T00:00:00Z", "site": "fra1", "labels": {},
         "attestors": ["token"],
     });
