@@ -110,7 +110,7 @@ impl Part {
     }
 
     fn text(&self) -> String {
-        format!("{} {}", short(self.spread().median), self.unit)
+        format!("{} {}", short(self.spread().median), self.unit).trim_end().to_owned()
     }
 }
 

@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn a_session_or_a_command_that_is_missing_misses_its_aim() {
         let met = |held: &Held| {
-            let figures = figures(10.0, held, (1.0, 1.0), 0.05);
+            let figures = figures(10.0, held, (0.5, 1.0), 0.05);
             figures.iter().map(|figure| figure.met(1.15)).collect::<Vec<_>>()
         };
         let whole = Held { fewest: 10, dispatch: vec![1, 2, 3], given: 3 };
