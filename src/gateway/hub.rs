@@ -91,6 +91,11 @@ impl SessionEnd {
         Self::told(Code::Unauthenticated, reason, revoked_message(reason))
     }
 
+    /// The node was deleted.
+    pub fn unknown_node() -> Self {
+        Self::told(Code::PermissionDenied, Reason::UnknownNode, "the node was deleted; join again")
+    }
+
     /// A newer session has the node.
     pub fn superseded() -> Self {
         let message = "a newer session of the same identity took over";
@@ -111,6 +116,7 @@ pub fn revoked_message(reason: Reason) -> &'static str {
 impl From<Stray> for SessionEnd {
     fn from(stray: Stray) -> Self {
         match stray {
+            Stray::Unknown => Self::unknown_node(),
             Stray::Superseded => Self::superseded(),
             Stray::Fenced => Self::fenced(),
             Stray::Revoked(reason) => Self::revoked(reason),

@@ -568,9 +568,7 @@ async fn flush_seen(hub: &Hub) -> Result<(), store::StoreError> {
     });
     // The end of the lease is its keeper's to act on.
     for node in hub.store.seen(lease, seen.collect()).await?.unwrap_or_default() {
-        if let Some(live) = hub.session(&node) {
-            live.end(SessionEnd::superseded());
-        }
+        neighbours::look_at(hub, &node).await?;
     }
     Ok(())
 }

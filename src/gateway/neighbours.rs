@@ -3,12 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tonic::Code;
-
 use super::hub::{Hub, SessionEnd};
 use super::session::{cancel_frame, chain};
 use super::store::{Heard, Notice, Standing, StoreError};
-use crate::model::{CommandId, NodeId, Reason};
+use crate::model::{CommandId, NodeId};
 use crate::wire::pb;
 
 /// Between two looks where other gateways are known: what a command for a node elsewhere waits at most.
@@ -75,10 +73,7 @@ pub async fn look_at(hub: &Hub, node: &NodeId) -> Result<(), StoreError> {
         Standing::Newest => {}
         Standing::Superseded => live.end(SessionEnd::superseded()),
         Standing::Revoked(reason) => live.end(SessionEnd::revoked(reason)),
-        Standing::Unknown => {
-            let message = "the node was deleted; join again";
-            live.end(SessionEnd::told(Code::PermissionDenied, Reason::UnknownNode, message));
-        }
+        Standing::Unknown => live.end(SessionEnd::unknown_node()),
     }
     Ok(())
 }

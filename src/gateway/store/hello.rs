@@ -161,7 +161,7 @@ impl Store {
         let now = self.clock();
         self.run(move |db| {
             let (now, node) = (now(), route.node.as_str());
-            if let Some(Stray::Superseded | Stray::Fenced) = route.stray(db, now)? {
+            if let Some(Stray::Unknown | Stray::Superseded | Stray::Fenced) = route.stray(db, now)? {
                 return Ok(false);
             }
             let changed = db

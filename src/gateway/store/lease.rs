@@ -41,6 +41,8 @@ pub struct Route {
 /// Why a session no longer routes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stray {
+    /// The node was deleted.
+    Unknown,
     /// A newer session has the node.
     Superseded,
     /// The gateway's lease is over.
@@ -62,11 +64,14 @@ impl Lease {
 impl Route {
     /// Why the session does not route at this moment; absent: it does.
     pub(super) fn stray(&self, db: &Connection, now: ServerTime) -> rusqlite::Result<Option<Stray>> {
-        let newest: Option<String> = db
-            .prepare_cached("SELECT serial FROM nodes WHERE node_id = ? AND epoch = ?")?
-            .query_row(params![self.node.as_str(), int(self.epoch)], |row| row.get(0))
+        let newest: Option<(i64, String)> = db
+            .prepare_cached("SELECT epoch, serial FROM nodes WHERE node_id = ?")?
+            .query_row([self.node.as_str()], |row| Ok((row.get(0)?, row.get(1)?)))
             .optional()?;
-        let Some(serial) = newest else { return Ok(Some(Stray::Superseded)) };
+        let Some((epoch, serial)) = newest else { return Ok(Some(Stray::Unknown)) };
+        if uint(epoch) != self.epoch {
+            return Ok(Some(Stray::Superseded));
+        }
         if !self.lease.holds(db, now)? {
             return Ok(Some(Stray::Fenced));
         }
