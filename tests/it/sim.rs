@@ -39,12 +39,12 @@ fn ids(report: &Value) -> Vec<&str> {
 fn a_short_run_under_faults_holds_every_invariant_and_leaves_nothing_behind() {
     let page = tempfile::NamedTempFile::new().expect("a file");
     let name = page.path().to_string_lossy();
-    let run = "--nodes 6 --gateways 2 --duration 6s --seed 3 --chaos light --commands-per-second 30 --json --report";
+    let run = "--nodes 6 --gateways 2 --duration 6s --seed 3 --chaos light --commands-per-second 100 --json --report";
     let (output, tmp) = sim(&run.split(' ').chain([&*name]).collect::<Vec<_>>());
     let report = held(&output);
     assert_eq!((report["schema"].as_u64(), report["seed"].as_u64()), (Some(1), Some(3)));
     assert_eq!(ids(&report), ["I1", "I2", "I3", "I5", "I7", "I8"]);
-    for fault in ["gateway-kill", "daemon-kill", "link-cut", "clock-jump"] {
+    for fault in ["gateway-kill", "daemon-kill", "clock-jump"] {
         assert!(report["faults"][fault].as_u64() > Some(0), "{fault}: {report}");
     }
     assert!(report["latency_ms"]["accept"]["samples"].as_u64() > Some(0), "{report}");
@@ -91,7 +91,7 @@ fn a_killed_simulator_takes_its_gateway_with_it() {
     let mut sim = command.spawn().expect("bcd starts");
     let socket = until("the gateway's control socket", || {
         let run = std::fs::read_dir(tmp.path()).expect("the directory").next()?.expect("an entry");
-        Some(run.path().join("gateway/control.sock")).filter(|socket| UnixStream::connect(socket).is_ok())
+        Some(run.path().join("gateway-0/control.sock")).filter(|socket| UnixStream::connect(socket).is_ok())
     });
     sim.kill().expect("a running child");
     sim.wait().expect("a child to wait for");
