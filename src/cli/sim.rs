@@ -52,7 +52,8 @@ pub struct Args {
     /// Where the log of events of a virtual run is kept [default: only that of a run that failed]
     #[arg(long, value_name = "FILE", requires = "virtual_time")]
     log: Option<PathBuf>,
-    /// Interval of heartbeats, 1s to 60s [default: 1s, in virtual time 10s]
+    /// Interval of heartbeats, 1s to 60s [default: a second for each hundred nodes, at most 10s; in virtual
+    /// time 10s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     heartbeat_interval: Option<Duration>,
     /// Agents in one process at most [default: as many as the descriptor limit allows]
@@ -66,10 +67,12 @@ pub struct Args {
     json: bool,
 }
 
-/// Commands a second and agent, and the interval of heartbeats, where none is asked for: in real time so many that
-/// seconds show something, in virtual time as on a host.
-const REAL: (f64, Duration) = (2.0, Duration::from_secs(1));
-const VIRTUAL: (f64, Duration) = (1.0 / 60.0, Duration::from_secs(10));
+/// Commands a second and agent where none is asked for: in real time so many that seconds show something, in virtual
+/// time as on a host.
+const REAL_RATE: f64 = 2.0;
+const VIRTUAL_RATE: f64 = 1.0 / 60.0;
+/// Heartbeats in virtual time, as on a host.
+const VIRTUAL_HEARTBEAT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, clap::Subcommand)]
 enum Question {
@@ -107,6 +110,11 @@ fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Three intervals without a frame end a session: a machine that runs many agents needs time to send each its frames.
+fn heartbeat(nodes: u32) -> Duration {
+    Duration::from_secs(u64::from(nodes.div_ceil(100)).clamp(1, 10))
+}
+
 fn rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(rate) if rate > 0.0 && rate <= 100_000.0 => Ok(rate),
@@ -119,7 +127,10 @@ pub fn run(args: &Args) -> Result<Exit, Exit> {
     if let Some(Question::Explain { file }) = &args.question {
         return explain(file);
     }
-    let (rate, heartbeat) = if args.virtual_time { VIRTUAL } else { REAL };
+    let (rate, heartbeat) = match args.virtual_time {
+        true => (VIRTUAL_RATE, VIRTUAL_HEARTBEAT),
+        false => (REAL_RATE, heartbeat(args.nodes)),
+    };
     let nodes = usize::try_from(args.nodes).unwrap_or(usize::MAX);
     let per_process = match sim::agents_per_process(nodes) {
         Ok(_) if args.virtual_time => nodes,

@@ -24,7 +24,7 @@ use crate::host::fake_machine::FakeMachine;
 use crate::host::tcp::Tcp;
 use crate::identity::join::{self, JoinError, JournalOptions};
 use crate::identity::{Ticket, TicketError};
-use crate::journal::inspect::{self, Counts, InspectError};
+use crate::journal::inspect::{self, InspectError};
 use crate::journal::{self, Limits, OpenError};
 use crate::model::{Exit, Incarnation, NodeId};
 use crate::node::{BuildError, Node, Options};
@@ -259,16 +259,15 @@ impl Agent {
         });
         removed.await.map_err(io::Error::other)?
     }
-    /// Commands that its journal has begun and not ended, or whose result was not acked. It must not run. What was only
-    /// accepted by an earlier daemon holds nothing: it waits for a redelivery, or for signed time to pass its end.
+    /// Results in its journal that were not acked. It must not run. What an earlier daemon accepted, or began and may
+    /// run twice, is owed to nobody: it holds nothing, and waits for a redelivery or for signed time to pass its end.
     ///
     /// # Errors
     /// The journal cannot be read.
     pub async fn owed(&self) -> Result<u64, AgentError> {
         let state = self.state.clone();
         let snapshot = blocking::run(move || inspect::read(&state)).await??;
-        let Counts { running, done, .. } = snapshot.counts;
-        Ok(running + done)
+        Ok(snapshot.counts.done)
     }
 
     /// A copy of its state directory on another machine with the same links, as a restored image is. It must not run

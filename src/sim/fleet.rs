@@ -43,7 +43,7 @@ pub struct Diary {
     pub troubles: Vec<String>,
     /// Boots that each machine began, by agent.
     pub boots: Vec<usize>,
-    /// Commands that each agent's journal has begun and not ended, or whose result was not acked, after its stop.
+    /// Results in each agent's journal that were not acked, after its stop.
     pub owed: Vec<u64>,
 }
 

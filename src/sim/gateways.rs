@@ -105,6 +105,12 @@ impl Gateways {
         Err(last)
     }
 
+    /// Asks each that is up, and gives back what came.
+    pub async fn ask_each(&self, request: &Request) -> Vec<Response> {
+        let up = self.each.iter().filter(|gateway| gateway.is_up());
+        join_all(up.map(|gateway| gateway.ask(request))).await.into_iter().flatten().collect()
+    }
+
     /// How many there are.
     pub fn count(&self) -> usize {
         self.each.len()

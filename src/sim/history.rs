@@ -75,7 +75,7 @@ pub struct Evidence {
     pub old: BTreeSet<usize>,
     /// How often each agent's machine booted anew.
     pub boots: Vec<usize>,
-    /// Commands that each agent's journal has begun and not ended, or whose result was not acked, after its stop.
+    /// Results in each agent's journal that were not acked, after its stop.
     pub owed: Vec<u64>,
     /// Faults of agents and gateways, in the order in which they were carried out.
     pub moments: Vec<Moment>,

@@ -106,7 +106,7 @@ fn epochs_rise(evidence: &Evidence) -> Verdict {
 }
 
 /// I8: once faults have stopped every node is connected and owes nothing: no command is open,
-/// at the gateways or in a journal, and all credits are back.
+/// no result waits in a journal, and all credits are back.
 fn converged(evidence: &Evidence) -> Verdict {
     let mut broken = Vec::new();
     for id in &evidence.agents {
@@ -123,7 +123,7 @@ fn converged(evidence: &Evidence) -> Verdict {
     }
     for (agent, owed) in evidence.owed.iter().enumerate().filter(|(_, owed)| **owed > 0) {
         let node = evidence.agents.get(agent).map_or("a node", NodeId::as_str);
-        broken.push(format!("{node} still has {owed} commands in its journal to end or to deliver"));
+        broken.push(format!("{node} still has {owed} results in its journal to deliver"));
     }
     for row in evidence.commands.iter().filter(|row| !is_terminal(&row.state)) {
         broken.push(format!("{} is still {} on {}", row.id, row.state, row.node));

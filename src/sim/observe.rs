@@ -7,11 +7,13 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::SimError;
+use super::gateway_process::GatewayError;
 use super::gateways::Gateways;
 use super::history::{Evidence, read_witness};
 use super::invariants::{every_end_told, is_terminal};
 use crate::blocking;
 use crate::gateway::control::{NodeView, Request, Response, Stats};
+use crate::model::NodeId;
 
 /// An event is a round trip behind its result; this is many of them, and more than one redial.
 const TELLING: Duration = Duration::from_secs(20);
@@ -73,15 +75,26 @@ pub fn credits() -> BTreeMap<String, u32> {
     lanes.into_iter().map(|(lane, credits)| (lane.name().to_owned(), credits)).collect()
 }
 
+/// The nodes, each by the gateway that has heard of it last: the others know its credits only by what that one wrote
+/// down.
 async fn nodes(gateways: &Gateways) -> Result<Vec<NodeView>, SimError> {
-    match gateways.ask(&Request::Nodes).await? {
-        Response::Nodes(nodes) => Ok(nodes),
-        _ => Err(SimError::Answer("nodes")),
+    let mut latest = BTreeMap::<NodeId, NodeView>::new();
+    for response in gateways.ask_each(&Request::Nodes).await {
+        let Response::Nodes(nodes) = response else { return Err(SimError::Answer("nodes")) };
+        for view in nodes {
+            match latest.get(&view.node) {
+                Some(known) if known.last_seen_age_ms <= view.last_seen_age_ms => {}
+                _ => drop(latest.insert(view.node.clone(), view)),
+            }
+        }
+    }
+    match latest.is_empty() {
+        true => Err(GatewayError::Down.into()),
+        false => Ok(latest.into_values().collect()),
     }
 }
 
-/// The nodes once each is seen at rest, or as they are when the time is over: a gateway knows the credits of nodes that
-/// are with another one only by what that one wrote down last.
+/// The nodes once each is seen at rest, or as they are when the time is over.
 async fn nodes_at_rest(gateways: &Gateways) -> Result<Vec<NodeView>, SimError> {
     let (until, whole) = (Instant::now() + TELLING, credits());
     loop {

@@ -41,12 +41,12 @@ fn ids(report: &Value) -> Vec<&str> {
 fn a_short_run_under_faults_holds_every_invariant_and_leaves_nothing_behind() {
     let page = tempfile::NamedTempFile::new().expect("a file");
     let name = page.path().to_string_lossy();
-    let run = "--nodes 6 --gateways 2 --duration 6s --seed 3 --chaos light --commands-per-second 30 --json --report";
+    let run = "--nodes 6 --gateways 2 --duration 6s --seed 3 --chaos light --commands-per-second 100 --json --report";
     let (output, tmp) = sim(&run.split(' ').chain([&*name]).collect::<Vec<_>>());
     let report = held(&output);
     assert_eq!((report["schema"].as_u64(), report["seed"].as_u64()), (Some(1), Some(3)));
     assert_eq!(ids(&report), ["I1", "I2", "I3", "I5", "I7", "I8"]);
-    for fault in ["gateway-kill", "daemon-kill", "link-cut", "clock-jump"] {
+    for fault in ["gateway-kill", "daemon-kill", "clock-jump"] {
         assert!(report["faults"][fault].as_u64() > Some(0), "{fault}: {report}");
     }
     assert!(report["latency_ms"]["accept"]["samples"].as_u64() > Some(0), "{report}");

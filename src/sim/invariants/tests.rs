@@ -142,7 +142,11 @@ fn a_result_that_the_witness_does_not_bear_out_breaks_i2() {
     assert_eq!(broken(|evidence| drop(evidence.witness.remove("c-0"))), ["I2"]);
     assert_eq!(broken(|evidence| evidence.commands[1] = view("c-1", "succeeded", "")), ["I2"]);
     assert_eq!(broken(|evidence| evidence.commands[0] = view("c-0", "failed", "exit-status")), ["I2"]);
-    assert_eq!(broken(|evidence| evidence.commands[0] = view("c-0", "rejected", "expired")), ["I2"]);
+    for state in ["rejected", "expired"] {
+        let at = |ended_ms| CommandView { ended_ms, ..view("c-0", state, "expired") };
+        assert_eq!(broken(|evidence| evidence.commands[0] = at(60_000)), ["I2"], "{state} before its time");
+        assert_eq!(broken(|evidence| evidence.commands[0] = at(60_001)), [""; 0], "{state}");
+    }
     assert_eq!(broken(|evidence| drop(evidence.witness.insert("x".into(), Runs::default()))), ["I2"]);
     let none = |evidence: &mut Evidence| {
         evidence.commands[3] = CommandView { effect: "none".into(), ..view("c-3", "rejected", "expired") };
