@@ -15,11 +15,16 @@ SIM ?= --nodes 50 --duration 20s --seed 1
 # Kills of a node at named steps in `make crash`; about half as many of others come on top.
 N ?= 1000
 
-.PHONY: help tools build test check sim crash flood bless cargodeb deb test-systemd
+# Where the benches write: a directory on a disk, not in memory. Each makes one of its own in it, and removes it.
+BENCH_STATE ?= $(TARGET)/bench
+# Options of `bcd bench agent`, as in: make bench AGENT="--duration 1h --program target/dist/bcd"
+AGENT ?= --duration 2m --nodes 1000
+
+.PHONY: help tools build test check sim bench bench-build bench-check crash flood bless cargodeb deb test-systemd
 
 help: ## this list
 	@echo "bcd: make TARGET"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
 
 # rustup's cargo fetches the pinned toolchain (rust-toolchain.toml) by itself on its first call.
 tools:
@@ -31,7 +36,7 @@ tools:
 build: tools ## build target/debug/bcd with the simulator and the reference gateway
 	cargo build $(FEATURES)
 
-sim: tools ## run real agents against the reference gateway under kills, and check the invariants (SIM="…" for options)
+sim: tools ## run real agents against the reference gateway under faults, and check the invariants (SIM="…" for options)
 	cargo build $(FEATURES) --bin bcd
 	$(BCD) sim $(SIM)
 
@@ -53,6 +58,20 @@ check: tools ## formatting, lints, the production build, dependencies, borders a
 	  echo "cargo-deny is not installed: licences are not checked (bans and sources are, by a test over Cargo.lock)"; \
 	fi
 	cargo test $(FEATURES) --test it -- borders:: dependencies:: docs::
+
+# Ratios of a program that is not optimised say nothing of the one that is given away.
+bench-build: tools
+	cargo build --release $(FEATURES) --bin bcd
+	mkdir -p $(BENCH_STATE)
+
+bench: bench-build ## what the node costs, each figure a ratio with its aim (docs/performance.md; minutes)
+	@for bench in "journal" "session" "agent $(AGENT)"; do \
+	  echo "bcd bench $$bench"; $(TARGET)/release/bcd bench $$bench --state $(BENCH_STATE) || [ $$? = 2 ]; \
+	done
+
+bench-check: bench-build ## the figures that hold on a noisy machine: counts exactly, ratios at 1.15 times their aim
+	$(TARGET)/release/bcd bench journal --state $(BENCH_STATE) --check
+	$(TARGET)/release/bcd bench session --state $(BENCH_STATE) --check
 
 crash: tools ## kill -9 the real binary N times at random steps, programs in flight, and look for what is doubled or lost (N=1000)
 	BCD_CRASH_KILLS=$(N) cargo test $(FEATURES) --test it -- crash::random --nocapture --test-threads 1

@@ -36,6 +36,8 @@ pub mod upkeep;
 
 pub mod identity;
 
+pub mod bench;
+
 #[cfg(feature = "fakehw")]
 pub mod gateway;
 

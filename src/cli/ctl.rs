@@ -111,7 +111,22 @@ enum Ctl {
         #[arg(long, default_value = "lab")]
         site: String,
     },
-    /// Tell the nodes to redial elsewhere, and refuse new sessions.
+    /// Revoke a node's certificates and end its session.
+    Revoke {
+        /// Which node.
+        node: String,
+    },
+    /// Take the revocation of a node's certificates back; also ends a quarantine.
+    Unrevoke {
+        /// Which node.
+        node: String,
+    },
+    /// Delete a node: its open commands end, and its machine has to join anew.
+    Delete {
+        /// Which node.
+        node: String,
+    },
+    /// Tell the nodes of this gateway to redial elsewhere, and refuse new sessions.
     Drain {
         /// Spread over this long, ms.
         #[arg(long, default_value_t = 1_000)]
@@ -268,6 +283,18 @@ async fn command(args: Args) -> Result<Exit, CtlError> {
                 return Err(CtlError::Answer);
             };
             writeln!(std::io::stdout(), "{line}")?;
+        }
+        Ctl::Revoke { node } => {
+            let node = ctl.node(&node).await?;
+            ctl.done(Request::Revoke { node }).await?;
+        }
+        Ctl::Unrevoke { node } => {
+            let node = ctl.node(&node).await?;
+            ctl.done(Request::Unrevoke { node }).await?;
+        }
+        Ctl::Delete { node } => {
+            let node = ctl.node(&node).await?;
+            ctl.done(Request::Delete { node }).await?;
         }
         Ctl::Drain { max_delay_ms } => ctl.done(Request::Drain { max_delay_ms }).await?,
         Ctl::Undrain => ctl.done(Request::Undrain).await?,

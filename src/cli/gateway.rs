@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use crate::clock::SystemClock;
 use crate::config::LogFormat;
 use crate::gateway::control::{Client, ClientError, Request, Response};
-use crate::gateway::{self, GatewayError, Lies, Limits, Options, Ready};
+use crate::gateway::{self, GatewayError, Lies, Limits, Options, Ready, ServingFiles};
 use crate::model::Exit;
 use crate::wire::link::Endpoint;
 use crate::wire::version::{self, Range};
@@ -57,6 +57,13 @@ pub(super) struct Args {
     /// How long node certificates hold.
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = duration)]
     certificate_life: Duration,
+    /// A serving certificate (PEM, leaf first) of one's own, which must chain to a CA that nodes know; read again when it
+    /// changes. Default: one of the development CA.
+    #[arg(long, value_name = "FILE", requires = "serving_key")]
+    serving_certificate: Option<PathBuf>,
+    /// Its key (PEM).
+    #[arg(long, value_name = "FILE", requires = "serving_certificate")]
+    serving_key: Option<PathBuf>,
     /// Session opens and joins a second.
     #[arg(long, value_name = "N", default_value_t = Limits::default().rate)]
     rate: u32,
@@ -106,6 +113,10 @@ pub(super) fn run(args: Args) -> Exit {
         heartbeat_interval: args.heartbeat_interval,
         lease_life: args.lease_life,
         certificate_life: args.certificate_life,
+        serving: args
+            .serving_certificate
+            .zip(args.serving_key)
+            .map(|(certificate, key)| ServingFiles { certificate, key }),
         limits: Limits { rate: args.rate, streams: args.max_streams, ..Limits::default() },
         protocol,
         upgrade_only: args.upgrade_only,
@@ -269,6 +280,7 @@ fn gateway_exit(error: &GatewayError) -> Exit {
         GatewayError::State(_) | GatewayError::Open(_) | GatewayError::Ca(_) | GatewayError::Control(..) => {
             Exit::CannotWrite
         }
+        GatewayError::Serving(_) => Exit::BadInput,
         GatewayError::Replaced(_)
         | GatewayError::Store(_)
         | GatewayError::Tls(_)

@@ -1,6 +1,7 @@
 //! The command line: a file a subcommand. Nothing is decided here but which words are printed and which exit code is
 //! returned; an error is printed once, through its sources.
 
+mod bench;
 mod config;
 #[cfg(feature = "fakehw")]
 mod ctl;
@@ -46,6 +47,7 @@ enum Command {
     Status(status::Args),
     Journal(journal::Args),
     Kinds(kinds::Args),
+    Bench(bench::Args),
     Config(config::Args),
     PackageFiles(package_files::Args),
     /// The supervisor of one program; started by the daemon alone.
@@ -127,6 +129,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         Command::Status(args) => status::run(&args),
         Command::Journal(args) => journal::run(&args),
         Command::Kinds(args) => kinds::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Config(args) => config::run(&args),
         Command::PackageFiles(args) => package_files::run(&args),
         Command::Supervise => Ok(crate::exec::supervise::main()),

@@ -86,7 +86,7 @@ enum Chaos {
     None,
     /// Each agent loses its daemon or its link some times a minute, each gateway dies about every 12 s
     Light,
-    /// Every fault there is, each agent struck about every 3 s, each gateway about every 12 s
+    /// Every fault there is, each agent struck about every 4 s, each gateway about every 14 s
     Heavy,
 }
 

@@ -85,6 +85,21 @@ pub enum Request {
         /// Site of the machines.
         site: String,
     },
+    /// Revokes a node's certificates, and ends its session.
+    Revoke {
+        /// Whose.
+        node: NodeId,
+    },
+    /// Takes the revocation of a node's certificates back, a quarantine's too.
+    Unrevoke {
+        /// Whose.
+        node: NodeId,
+    },
+    /// Deletes a node and ends its open commands.
+    Delete {
+        /// Which.
+        node: NodeId,
+    },
     /// Empties the gateway: sessions are told to redial elsewhere, new ones are refused.
     Drain {
         /// Spread over this long, ms.

@@ -49,6 +49,8 @@ pub struct Hub {
 pub struct Live {
     /// Its epoch.
     pub epoch: u64,
+    /// Serial of its certificate.
+    pub serial: String,
     /// The time of its last frame.
     pub last_frame: Mutex<Instant>,
     /// Free credits as last reported.
@@ -84,10 +86,25 @@ impl SessionEnd {
         Self { owns_node: false, ..Self::told(Code::Aborted, Reason::GatewayFenced, message) }
     }
 
+    /// The certificate no longer counts, for this reason.
+    pub fn revoked(reason: Reason) -> Self {
+        Self::told(Code::Unauthenticated, reason, revoked_message(reason))
+    }
+
     /// A newer session has the node.
     pub fn superseded() -> Self {
         let message = "a newer session of the same identity took over";
         Self { owns_node: false, ..Self::told(Code::Aborted, Reason::Superseded, message) }
+    }
+}
+
+/// What a node is told whose certificate was revoked.
+pub fn revoked_message(reason: Reason) -> &'static str {
+    match reason {
+        Reason::DuplicateIdentity => {
+            "two machines use this identity and it is quarantined; join the right one anew, or release it"
+        }
+        _ => "the node certificate was revoked",
     }
 }
 
@@ -96,17 +113,22 @@ impl From<Stray> for SessionEnd {
         match stray {
             Stray::Superseded => Self::superseded(),
             Stray::Fenced => Self::fenced(),
+            Stray::Revoked(reason) => Self::revoked(reason),
         }
     }
 }
 
 impl Live {
     /// A session that begins now, what it takes orders from, and how it hears of its end.
-    pub fn new(epoch: u64) -> (Arc<Self>, mpsc::Receiver<pb::GatewayFrame>, oneshot::Receiver<SessionEnd>) {
+    pub fn new(
+        epoch: u64,
+        serial: String,
+    ) -> (Arc<Self>, mpsc::Receiver<pb::GatewayFrame>, oneshot::Receiver<SessionEnd>) {
         let (orders, taken) = mpsc::channel(ORDERS);
         let (end, ended) = oneshot::channel();
         let live = Self {
             epoch,
+            serial,
             last_frame: Mutex::new(Instant::now()),
             free_credits: Mutex::default(),
             poke: Notify::new(),

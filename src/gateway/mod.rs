@@ -22,6 +22,7 @@ mod neighbours;
 mod node_events;
 mod peer;
 mod service;
+mod serving;
 mod session;
 mod state_dir;
 mod store;
@@ -48,6 +49,7 @@ use tonic::Code;
 
 pub use admission::Limits;
 pub use lies::Lies;
+pub use serving::ServingFiles;
 pub use state_dir::CONTROL_SOCKET;
 
 use crate::blocking;
@@ -61,6 +63,7 @@ use crate::wire::version::Range;
 use hub::{Hub, SessionEnd};
 use lease::Grant;
 use service::Service;
+use serving::Serving;
 use store::{Lease, Store};
 use task::Task;
 
@@ -102,6 +105,8 @@ pub struct Options {
     pub lease_life: Duration,
     /// Node certificates hold this long.
     pub certificate_life: Duration,
+    /// The serving certificate; absent: one of the development CA, made at each start.
+    pub serving: Option<ServingFiles>,
     /// Admission.
     pub limits: Limits,
     /// Versions spoken.
@@ -127,6 +132,7 @@ impl Options {
             lane_credits: lane_credits(),
             lease_life: Duration::from_secs(20),
             certificate_life: Duration::from_secs(24 * 3600),
+            serving: None,
             limits: Limits::default(),
             protocol: Range::OWN,
             upgrade_only: false,
@@ -171,6 +177,9 @@ pub enum GatewayError {
     /// The CA cannot be used.
     #[error(transparent)]
     Ca(#[from] ca::CaError),
+    /// The serving certificate cannot be used.
+    #[error(transparent)]
+    Serving(#[from] serving::ServingError),
     /// TLS cannot be set up.
     #[error(transparent)]
     Tls(#[from] tls::TlsError),
@@ -304,7 +313,12 @@ async fn prepare(
     let lease = lease.ok_or_else(|| GatewayError::Replaced(store.gateway().clone()))?;
     let mut rng = randomness(options.seed, &lease);
     let (chain, key) = ca.serving(&hosts, now, &mut rng)?;
-    let tls = Arc::new(tls::server_config(chain, key, ca.certificate(), clock.clone())?);
+    let serving = Arc::new(Serving::new(chain, key)?);
+    if let Some(files) = &options.serving {
+        let (files, serving) = (files.clone(), serving.clone());
+        joined(blocking::run(move || serving.load(&files)).await)?;
+    }
+    let tls = Arc::new(tls::server_config(serving.clone(), ca.certificate(), clock.clone())?);
 
     let settings = Settings {
         gateway_id: store.gateway().to_string(),
@@ -322,7 +336,8 @@ async fn prepare(
     let last_notice = store.last_notice().await?;
     let grant = Grant::new(lease, asked, options.lease_life);
     let hub = Hub::new(settings, store, ca, tls, grant.clone(), clock, rng);
-    Ok((Arc::new(hub), Keeping { grant, last_notice }))
+    let serving = options.serving.map(|files| (serving, files));
+    Ok((Arc::new(hub), Keeping { grant, last_notice, serving }))
 }
 
 /// Each grant of each gateway draws numbers of its own, also where one seed is given to all of them: a node id or a
@@ -381,6 +396,7 @@ impl Directories {
 struct Keeping {
     grant: Grant,
     last_notice: u64,
+    serving: Option<(Arc<Serving>, ServingFiles)>,
 }
 
 async fn open_state(
@@ -389,10 +405,12 @@ async fn open_state(
     mode: store::Mode,
 ) -> Result<Opened, GatewayError> {
     let (directories, judge, now) = (Directories::of(options), clock.clone(), ServerTime(clock.wall_ms()));
-    match blocking::run(move || directories.open(judge, mode, now)).await {
-        Ok(opened) => opened,
-        Err(error) => std::panic::resume_unwind(error.into_panic()),
-    }
+    joined(blocking::run(move || directories.open(judge, mode, now)).await)
+}
+
+/// What work that blocks has come to; its panic is the caller's.
+fn joined<T>(done: Result<T, tokio::task::JoinError>) -> T {
+    done.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
 async fn serve(
@@ -407,6 +425,12 @@ async fn serve(
     let controlling = Task::spawn(controlling);
     let housekeeping = Task::spawn(keep_house(hub.clone()));
     let listening = Task::spawn(neighbours::listen(hub.clone(), keeping.last_notice));
+    let reloading = Task::spawn(async move {
+        match keeping.serving {
+            Some((serving, files)) => serving::reload(serving, files).await,
+            None => std::future::pending().await,
+        }
+    });
     let mut leasing = Task::spawn(lease::keep(hub.clone(), keeping.grant));
     let service = Service(hub.clone());
     let node = pb::node_server::NodeServer::new(service.clone()).max_decoding_message_size(FRAME_BYTES);
@@ -437,7 +461,7 @@ async fn serve(
         _ = &mut leasing => result = Err(GatewayError::Replaced(hub.store.gateway().clone())),
         ended = &mut server => result = ended.unwrap_or(Ok(())).map_err(GatewayError::from),
     }
-    drop((accepting, controlling, housekeeping, listening));
+    drop((accepting, controlling, housekeeping, listening, reloading));
     hub.set_draining(true);
     for (_, live) in hub.sessions() {
         live.end(SessionEnd::told(Code::Unavailable, Reason::Draining, "the gateway is stopping"));

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tonic::Code;
+
 use super::hub::{Hub, SessionEnd};
 use super::session::{cancel_frame, chain};
-use super::store::{Heard, Notice, StoreError};
-use crate::model::{CommandId, NodeId};
+use super::store::{Heard, Notice, Standing, StoreError};
+use crate::model::{CommandId, NodeId, Reason};
 use crate::wire::pb;
 
 /// Between two looks where other gateways are known: what a command for a node elsewhere waits at most.
@@ -63,10 +65,20 @@ pub async fn tell_cancelled(hub: &Hub, id: &CommandId) -> Result<(), StoreError>
     Ok(())
 }
 
-async fn look_at(hub: &Hub, node: &NodeId) -> Result<(), StoreError> {
+/// Ends a node's session, if it is here and has no right to be any more.
+///
+/// # Errors
+/// See [`StoreError`].
+pub async fn look_at(hub: &Hub, node: &NodeId) -> Result<(), StoreError> {
     let Some(live) = hub.session(node) else { return Ok(()) };
-    if hub.store.epoch(node.clone()).await? > live.epoch {
-        live.end(SessionEnd::superseded());
+    match hub.store.standing(node.clone(), live.epoch, live.serial.clone()).await? {
+        Standing::Newest => {}
+        Standing::Superseded => live.end(SessionEnd::superseded()),
+        Standing::Revoked(reason) => live.end(SessionEnd::revoked(reason)),
+        Standing::Unknown => {
+            let message = "the node was deleted; join again";
+            live.end(SessionEnd::told(Code::PermissionDenied, Reason::UnknownNode, message));
+        }
     }
     Ok(())
 }

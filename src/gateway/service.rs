@@ -9,7 +9,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::ca::Csr;
 use super::hello::{self, Checked};
-use super::hub::{Hub, Live, SessionEnd};
+use super::hub::{Hub, Live, SessionEnd, revoked_message};
 use super::peer::Peer;
 use super::session::{self, Begun, Opening, Outgoing, chain};
 use super::store::{HelloRefusal, JoinRefusal, JoinTry, Joined, Route, StoreError};
@@ -98,6 +98,11 @@ impl Service {
                 let message = "the gateway holds no lease";
                 hub.refuse(Code::Unavailable, Reason::NotStarted, message, None)
             }
+            HelloRefusal::Revoked(reason) => {
+                // A quarantine has added events.
+                hub.event_added();
+                hub.refuse(Code::Unauthenticated, reason, revoked_message(reason), None)
+            }
             HelloRefusal::UnknownNode => {
                 let message = "this gateway does not know the node; join again";
                 hub.refuse(Code::PermissionDenied, Reason::UnknownNode, message, None)
@@ -132,8 +137,9 @@ impl Service {
             boot_id.as_str(),
             opened.journal_changed,
             opened.boot_changed,
+            opened.duplicate,
         );
-        let (live, orders, told) = Live::new(opened.epoch);
+        let (live, orders, told) = Live::new(opened.epoch, peer.serial.clone());
         let opening = Opening {
             route: Route { node: peer.node.clone(), epoch: opened.epoch, lease },
             incarnation,

@@ -463,11 +463,13 @@ pub fn connected_detail(
     boot: &str,
     journal_changed: bool,
     boot_changed: bool,
+    duplicate: bool,
 ) -> serde_json::Value {
     json!({
         "epoch": epoch,
         "bootId": boot,
         "journalChanged": journal_changed,
         "bootChanged": boot_changed,
+        "duplicateIdentity": duplicate,
     })
 }

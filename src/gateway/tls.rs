@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rustls::client::danger::HandshakeSignatureValid;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
@@ -23,6 +23,7 @@ use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+use super::serving::Serving;
 use crate::clock::Clock;
 use crate::model::ServerTime;
 use crate::ports::ByteStream;
@@ -51,8 +52,7 @@ pub enum TlsError {
 /// # Errors
 /// See [`TlsError`].
 pub fn server_config(
-    chain: Vec<CertificateDer<'static>>,
-    key: PrivateKeyDer<'static>,
+    serving: Arc<Serving>,
     node_ca: &CertificateDer<'static>,
     clock: Arc<dyn Clock>,
 ) -> Result<rustls::ServerConfig, TlsError> {
@@ -65,7 +65,7 @@ pub fn server_config(
     let mut config = rustls::ServerConfig::builder_with_details(provider, Arc::new(ControlPlaneTime(clock)))
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(Arc::new(ExpiredToo(chained)))
-        .with_single_cert(chain, key)?;
+        .with_cert_resolver(serving);
     // Without tickets no connection is resumed under an identity that was revoked since.
     config.send_tls13_tickets = 0;
     config.alpn_protocols = vec![b"h2".to_vec()];

@@ -330,6 +330,15 @@ impl Core {
         })
     }
 
+    /// Gives back what only the start needed: the pages of the whole file, which its check has read, and the statements
+    /// of recovery. What a session needs of them is read again.
+    pub(super) fn forget_the_start(&self) {
+        self.conn.flush_prepared_statement_cache();
+        if let Err(error) = self.conn.execute_batch("PRAGMA shrink_memory") {
+            tracing::debug!(%error, "the memory of the start is not given back");
+        }
+    }
+
     /// The number of the next result.
     pub(super) fn next_seq(&mut self) -> u64 {
         self.last_seq += 1;

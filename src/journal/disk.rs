@@ -23,7 +23,13 @@ pub(super) struct Ground<'a> {
 }
 
 /// The only ground in production.
-pub(super) const KERNEL: Ground<'static> = Ground { disk: &Kernel, settings: settings::SETTINGS };
+pub(super) const KERNEL: Ground<'static> =
+    Ground { disk: &Kernel { vfs: None }, settings: settings::SETTINGS };
+
+/// The kernel's ground, with SQLite's syncs counted.
+#[cfg(feature = "fakehw")]
+pub(super) const COUNTED: Ground<'static> =
+    Ground { disk: &Kernel { vfs: Some(super::sync_count::NAME) }, settings: settings::SETTINGS };
 
 /// What opening does by hand to the database and its log, beside SQLite.
 pub(super) trait Disk: std::fmt::Debug {
@@ -54,11 +60,13 @@ pub(super) trait Disk: std::fmt::Debug {
 
 /// The kernel's file system.
 #[derive(Debug)]
-struct Kernel;
+struct Kernel {
+    vfs: Option<&'static CStr>,
+}
 
 impl Disk for Kernel {
     fn vfs(&self) -> Option<&CStr> {
-        None
+        self.vfs
     }
 
     fn exists(&self, path: &Path) -> Result<bool, OpenError> {

@@ -28,6 +28,8 @@ mod room;
 mod rows;
 mod schema;
 mod settings;
+#[cfg(feature = "fakehw")]
+mod sync_count;
 mod trouble;
 mod unfinished;
 mod writer;
@@ -52,6 +54,8 @@ pub use record::{Accepted, Reattached, Running, State};
 pub use recovery::Left;
 pub use rescue::Failed;
 pub use room::{LEAST_STATE_BYTES, Limits, RESERVE_BYTES};
+#[cfg(feature = "fakehw")]
+pub use sync_count::SyncCount;
 pub use trouble::{Source, Trouble, hindrance, why};
 pub use unfinished::Unfinished;
 

@@ -84,6 +84,20 @@ impl Locked {
         Self::open_on(KERNEL, options, new_id, None)
     }
 
+    /// The same, with the syncs that SQLite asks for counted. Blocks.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    #[cfg(feature = "fakehw")]
+    pub fn open_counting(options: Options, new_id: JournalId) -> Result<(Self, super::SyncCount), OpenError> {
+        let count = super::sync_count::register().ok_or_else(|| OpenError::Io {
+            action: "count the syncs of",
+            path: options.state.clone(),
+            source: std::io::ErrorKind::Unsupported.into(),
+        })?;
+        Ok((Self::open_on(super::disk::COUNTED, options, new_id, None)?, count))
+    }
+
     /// The same on a ground of the caller's choice; a journal that is made anew has this birth.
     pub(super) fn open_on(
         ground: Ground<'_>,
@@ -229,6 +243,7 @@ impl Locked {
         recovered.foreign = records.foreign.len();
         recovered.reattached = reattached.into_iter().map(Durable::after_sync).collect();
         core.left.clone_from(&recovered.waiting);
+        core.forget_the_start();
         Ok((Journal::over(core, mode)?, recovered))
     }
 

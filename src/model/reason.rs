@@ -118,6 +118,7 @@ reasons! {
     Rebooted, "rebooted", Command, "the machine has a new boot since the command began";
     InventoryUnknown, "inventory-unknown", Command, "the node could not look at what it holds; that is not the same as empty";
     Cancelled, "cancelled", Command, "the command was cancelled";
+    NodeDeleted, "node-deleted", Command, "the node was deleted before the command had ended";
     AlreadyDone, "already-done", Command, "the command was done before; nothing was started";
 
     Credits, "credits", Busy, "no credit is free on the lane";

@@ -29,14 +29,14 @@ pub enum Outgoing {
 /// The executor's end.
 #[derive(Debug, Clone)]
 pub struct OutboxSender {
-    queue: mpsc::Sender<Outgoing>,
+    queue: mpsc::Sender<Box<Outgoing>>,
     missed: Arc<AtomicBool>,
 }
 
 /// The session's end.
 #[derive(Debug)]
 pub struct Outbox {
-    queue: mpsc::Receiver<Outgoing>,
+    queue: mpsc::Receiver<Box<Outgoing>>,
     missed: Arc<AtomicBool>,
 }
 
@@ -59,7 +59,9 @@ pub fn outbox() -> (OutboxSender, Outbox) {
 impl OutboxSender {
     /// Hands over; never waits.
     pub fn send(&self, outgoing: Outgoing) {
-        if let Err(mpsc::error::TrySendError::Full(Outgoing::Result(_))) = self.queue.try_send(outgoing) {
+        if let Err(mpsc::error::TrySendError::Full(outgoing)) = self.queue.try_send(Box::new(outgoing))
+            && matches!(*outgoing, Outgoing::Result(_))
+        {
             self.missed.store(true, Ordering::Release);
         }
     }
@@ -68,7 +70,7 @@ impl OutboxSender {
 impl Outbox {
     /// The next one; absent when the executor is gone. Dropping the future loses nothing.
     pub async fn next(&mut self) -> Option<Outgoing> {
-        self.queue.recv().await
+        self.queue.recv().await.map(|outgoing| *outgoing)
     }
 
     /// Forgets everything queued: what matters of it stands in the journal. Called before a Hello is built, so that

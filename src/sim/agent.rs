@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -77,6 +77,7 @@ pub struct Agent {
     pub surroundings: Surroundings,
     plan: Plan,
     means: Means,
+    ground: Arc<Ground>,
     state: PathBuf,
 }
 
@@ -99,6 +100,12 @@ pub struct Ground {
     pub climate: Weather,
     /// What the agent of this number has.
     pub means: Box<dyn Fn(usize, &Cable) -> Means + Send + Sync>,
+}
+
+impl std::fmt::Debug for Ground {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ground").field("climate", &self.climate).finish_non_exhaustive()
+    }
 }
 
 impl Ground {
@@ -141,7 +148,7 @@ pub enum AgentError {
 
 impl Agent {
     /// The agent of this number.
-    pub fn new(plan: &Plan, ground: &Ground, index: usize) -> Self {
+    pub fn new(plan: &Plan, ground: &Arc<Ground>, index: usize) -> Self {
         let number = u64::try_from(index).unwrap_or(u64::MAX);
         let chance = |part| seed::stream(plan.seed, part, number).next_u64();
         let state = plan.homes.join(index.to_string());
@@ -152,6 +159,7 @@ impl Agent {
             machine: FakeMachine::new(boots).with_seed(chance("boots")),
             means: (ground.means)(index, &cable),
             surroundings: Surroundings::new(state.clone(), Arc::clone(&ground.clock), cable),
+            ground: Arc::clone(ground),
             plan: plan.clone(),
             state,
         }
@@ -251,14 +259,67 @@ impl Agent {
         });
         removed.await.map_err(io::Error::other)?
     }
-    /// Commands that its journal has not ended, or whose result was not acked. It must not run.
+    /// Commands that its journal has begun and not ended, or whose result was not acked. It must not run. What was only
+    /// accepted by an earlier daemon holds nothing: it waits for a redelivery, or for signed time to pass its end.
     ///
     /// # Errors
     /// The journal cannot be read.
     pub async fn owed(&self) -> Result<u64, AgentError> {
         let state = self.state.clone();
-        let snapshot = tokio::task::spawn_blocking(move || inspect::read(&state)).await??;
-        let Counts { accepted, running, done, .. } = snapshot.counts;
-        Ok(accepted + running + done)
+        let snapshot = blocking::run(move || inspect::read(&state)).await??;
+        let Counts { running, done, .. } = snapshot.counts;
+        Ok(running + done)
     }
+    /// A copy of its state directory on another machine, as a restored image is. It must not run meanwhile.
+    ///
+    /// # Errors
+    /// A file cannot be copied.
+    pub async fn twin(&self) -> io::Result<Self> {
+        let homes = self.plan.homes.clone();
+        let number = u64::try_from(self.index).unwrap_or(u64::MAX);
+        let mut chance = seed::stream(self.plan.seed, "twin", number);
+        let cable = Cable::new(chance.next_u64(), self.ground.climate);
+        let machine = FakeMachine::new(homes.join(format!("{}.twin.boots", self.index)));
+        let machine = machine.with_seed(chance.next_u64());
+        let state = homes.join(format!("{}.twin", self.index));
+        let twin = Self {
+            index: self.index,
+            machine,
+            means: (self.ground.means)(self.index, &cable),
+            surroundings: Surroundings::new(state.clone(), Arc::clone(&self.ground.clock), cable),
+            ground: Arc::clone(&self.ground),
+            plan: Plan { run: None, ..self.plan.clone() },
+            state: state.clone(),
+        };
+        let (from, boots) = (self.state.clone(), twin.machine.clone());
+        let copied = blocking::run(move || {
+            copy_tree(&from, &state)?;
+            boots.begin_boot()
+        });
+        copied.await.map_err(io::Error::other)??;
+        Ok(twin)
+    }
+
+    /// Takes its files away for good. It must not run.
+    pub async fn remove(&self) {
+        let state = self.state.clone();
+        // What is left lies in the run's directory, which is removed as a whole.
+        let _ = blocking::run(move || std::fs::remove_dir_all(state)).await;
+    }
+}
+
+/// Copies a state directory: directories and files, nothing else is in one.
+fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    std::fs::DirBuilder::new().mode(0o700).create(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let copy = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_tree(&entry.path(), &copy)?;
+        } else {
+            std::fs::copy(entry.path(), &copy)?;
+        }
+    }
+    Ok(())
 }

@@ -17,7 +17,7 @@ pub enum Level {
     None,
     /// An agent dies about once a minute, a gateway about every 12 s.
     Light,
-    /// An agent loses its link or its daemon about every 6 s, a gateway is lost about every 10 s.
+    /// Every fault there is: an agent loses its link or its daemon about every 7 s, a gateway is lost about every 15 s.
     Heavy,
 }
 
@@ -56,15 +56,15 @@ const DOWN_MS: Range<u64> = 0..2000;
 
 /// Faults of one agent.
 const AGENT: &[Row<Blow>] = &[
-    Row { light: Some(60), heavy: Some(20), lasts_ms: DOWN_MS, draw: |_| Blow::Kill },
-    Row { light: Some(90), heavy: Some(30), lasts_ms: DOWN_MS, draw: |rng| Blow::KillAt(step(rng)) },
+    Row { light: Some(60), heavy: Some(30), lasts_ms: DOWN_MS, draw: |_| Blow::Kill },
+    Row { light: Some(90), heavy: Some(40), lasts_ms: DOWN_MS, draw: |rng| Blow::KillAt(step(rng)) },
     Row { light: Some(120), heavy: Some(60), lasts_ms: DOWN_MS, draw: |_| Blow::Reboot },
     Row { light: Some(600), heavy: Some(180), lasts_ms: 0..1, draw: |_| Blow::RebootCommand },
     Row { light: None, heavy: Some(240), lasts_ms: 300..2000, draw: |_| Blow::JournalLoss },
     Row { light: Some(300), heavy: Some(90), lasts_ms: 200..4000, draw: |_| Blow::DiskFull },
     Row { light: Some(120), heavy: Some(40), lasts_ms: 0..1, draw: |rng| Blow::ClockJump(jump_ms(rng)) },
     Row { light: None, heavy: Some(1200), lasts_ms: 12_000..15_000, draw: |_| Blow::Clone },
-    Row { light: Some(60), heavy: Some(15), lasts_ms: 0..1, draw: |_| Blow::Cut },
+    Row { light: Some(60), heavy: Some(25), lasts_ms: 0..1, draw: |_| Blow::Cut },
     Row { light: Some(240), heavy: Some(60), lasts_ms: 1000..8000, draw: |_| Blow::HalfOpen },
     Row { light: Some(120), heavy: Some(30), lasts_ms: 1000..8000, draw: |rng| Blow::Latency(delay(rng)) },
     Row { light: Some(240), heavy: Some(60), lasts_ms: 300..2500, draw: |_| Blow::Loss },
@@ -73,8 +73,8 @@ const AGENT: &[Row<Blow>] = &[
 /// Faults of one gateway. The lease is 20 s.
 const GATEWAY: &[Row<Outage>] = &[
     Row { light: Some(12), heavy: Some(20), lasts_ms: DOWN_MS, draw: |_| Outage::Kill },
-    Row { light: None, heavy: Some(40), lasts_ms: 1000..8000, draw: |_| Outage::Stall },
-    Row { light: None, heavy: Some(120), lasts_ms: 21_000..25_000, draw: |_| Outage::Zombie },
+    Row { light: None, heavy: Some(60), lasts_ms: 1000..8000, draw: |_| Outage::Stall },
+    Row { light: None, heavy: Some(300), lasts_ms: 21_000..25_000, draw: |_| Outage::Zombie },
 ];
 
 /// Faults of the store.

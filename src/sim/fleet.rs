@@ -43,7 +43,7 @@ pub struct Diary {
     pub troubles: Vec<String>,
     /// Boots that each machine began, by agent.
     pub boots: Vec<usize>,
-    /// Commands that each agent's journal has not ended, or whose result was not acked, after its stop.
+    /// Commands that each agent's journal has begun and not ended, or whose result was not acked, after its stop.
     pub owed: Vec<u64>,
 }
 
@@ -60,6 +60,11 @@ impl Diary {
         self.owed.extend(other.owed);
     }
 }
+
+/// A daemon that was killed has let go of its files by then.
+const COPIED: Duration = Duration::from_millis(300);
+/// A copy that ends by itself is started again, as its machine would.
+const TWIN_AGAIN: Duration = Duration::from_millis(500);
 
 type Shared = Arc<Mutex<Diary>>;
 
@@ -104,6 +109,7 @@ impl Fleet {
                 clock: clock.clone(),
                 tally: Arc::clone(tally),
                 diary: diary.clone(),
+                twins: JoinSet::new(),
             };
             lives.spawn(life.run());
         }
@@ -165,6 +171,31 @@ fn lock(diary: &Shared) -> std::sync::MutexGuard<'_, Diary> {
     diary.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+fn note_now(diary: &Shared, clock: &dyn Clock, what: Struck) {
+    note(diary, Moment { at_ms: clock.wall_ms(), what });
+}
+
+/// A copy lives for so long beside the agent that it was made of. Its end is a moment as its making is.
+async fn live_beside(twin: Agent, lasts: Duration, diary: Shared, clock: Arc<dyn Clock>) {
+    let life = async {
+        let mut rng = twin.stream("twin");
+        loop {
+            let (say_stop, stop) = watch::channel(false);
+            match twin.build(&mut rng, say_stop).await {
+                Ok(node) => {
+                    let span = tracing::info_span!("twin", number = twin.index);
+                    let _ = node.run(stop).instrument(span).await;
+                }
+                Err(error) => tracing::warn!(error = chain(&error), "a twin did not start"),
+            }
+            sleep(TWIN_AGAIN).await;
+        }
+    };
+    let _: Result<(), _> = timeout(lasts, life).await;
+    twin.remove().await;
+    note_now(&diary, &*clock, Struck::Agent(twin.index, Blow::Clone));
+}
+
 fn note(diary: &Shared, moment: Moment) {
     tracing::info!(what = ?moment.what, "struck");
     lock(diary).moments.push(moment);
@@ -178,6 +209,8 @@ struct Life {
     clock: Arc<dyn Clock>,
     tally: Arc<Tally>,
     diary: Shared,
+    /// Copies of the agent that run beside it.
+    twins: JoinSet<()>,
 }
 
 enum End {
@@ -190,27 +223,41 @@ impl Life {
         loop {
             match self.once().await {
                 Ok(End::Stopped) => return,
-                Ok(End::Struck(blow, down)) => {
-                    sleep(down).await;
-                    if let Err(error) = self.suffer(blow).await {
-                        return self.trouble(&format!("{}: {error}", blow.name()));
+                Ok(End::Struck(blow, lasts)) => {
+                    // A copy is made at once, and the agent goes on beside it.
+                    sleep(if blow == Blow::Clone { COPIED } else { lasts }).await;
+                    match self.suffer(blow, lasts).await {
+                        Ok(false) => {}
+                        Ok(true) => {
+                            self.tally.add(blow.name());
+                            note_now(&self.diary, &*self.clock, Struck::Agent(self.agent.index, blow));
+                        }
+                        Err(error) => return self.trouble(&format!("{}: {error}", blow.name())),
                     }
-                    self.tally.add(blow.name());
-                    let what = Struck::Agent(self.agent.index, blow);
-                    note(&self.diary, Moment { at_ms: self.clock.wall_ms(), what });
                 }
                 Err(trouble) => return self.trouble(&trouble),
             }
         }
     }
 
-    /// What a blow does to the files of an agent that is down.
-    async fn suffer(&self, blow: Blow) -> std::io::Result<()> {
+    /// What a blow does to the files of an agent that is down. False: it could not be carried out now.
+    async fn suffer(&mut self, blow: Blow, lasts: Duration) -> std::io::Result<bool> {
         match blow {
-            Blow::Reboot => self.agent.machine.begin_boot(),
-            Blow::JournalLoss => self.agent.lose_journal().await,
-            _ => Ok(()),
+            Blow::Reboot => self.agent.machine.begin_boot()?,
+            Blow::JournalLoss => self.agent.lose_journal().await?,
+            Blow::Clone => {
+                while self.twins.try_join_next().is_some() {}
+                if !self.twins.is_empty() {
+                    // A second copy would have the first one's name.
+                    return Ok(false);
+                }
+                let twin = self.agent.twin().await?;
+                let (diary, clock) = (Arc::clone(&self.diary), Arc::clone(&self.clock));
+                self.twins.spawn(live_beside(twin, lasts, diary, clock));
+            }
+            _ => {}
         }
+        Ok(true)
     }
 
     fn trouble(&self, trouble: &str) {

@@ -19,6 +19,7 @@ use super::run::{SETTLE, make_dir, patience};
 use super::spread::{Agents, ChildStart};
 use super::strikes::strike_agents;
 use super::{Options, SimError, seed};
+use crate::blocking;
 use crate::session::SessionState;
 use crate::status::report;
 use crate::status::socket::{self, Question};
@@ -43,7 +44,7 @@ const NOT_JUDGED: [&str; 4] = ["I1", "I2", "I5", "I7"];
 /// # Errors
 /// See [`SimError`]. An invariant that did not hold is in the report.
 pub async fn run(options: Options, foreign: &Foreign, exe: PathBuf, work: &Path) -> Result<Report, SimError> {
-    let ground = Ground::real();
+    let ground = Arc::new(Ground::real());
     let clock = Arc::clone(&ground.clock);
     let ticket = std::fs::read_to_string(&foreign.ticket)
         .map_err(|source| SimError::Ticket { path: foreign.ticket.clone(), source })?;
@@ -145,7 +146,7 @@ impl Watch {
 
     async fn look(&mut self) -> Seen {
         let (sockets, agents) = (self.sockets.clone(), self.agents);
-        let asked = tokio::task::spawn_blocking(move || {
+        let asked = blocking::run(move || {
             let ask = |agent: usize| {
                 let answer = socket::ask(&sockets.join(agent.to_string()), &Question::Status).ok()?;
                 serde_json::from_slice::<report::Report>(&answer).ok()

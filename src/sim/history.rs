@@ -19,6 +19,9 @@ pub struct Handed {
     pub acknowledged: bool,
 }
 
+/// So long after a twin's end its node may still find that its journal is a copy.
+const TWIN_FELT_MS: i64 = 15_000;
+
 /// A fault that was carried out, at the moment from which a node could come back: of a daemon that died, its next
 /// start; of a link that was cut, the cut. ms of this machine's wall clock, which the gateways on it share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,7 +75,7 @@ pub struct Evidence {
     pub old: BTreeSet<usize>,
     /// How often each agent's machine booted anew.
     pub boots: Vec<usize>,
-    /// Commands that each agent's journal has not ended, or whose result was not acked, after its stop.
+    /// Commands that each agent's journal has begun and not ended, or whose result was not acked, after its stop.
     pub owed: Vec<u64>,
     /// Faults of agents and gateways, in the order in which they were carried out.
     pub moments: Vec<Moment>,
@@ -107,6 +110,17 @@ impl Evidence {
         let connected = self.events.iter().filter(|event| event.kind == "node.connected");
         connected.map(|event| {
             (event.node.as_str(), event.detail.get("epoch").and_then(serde_json::Value::as_u64).unwrap_or(0))
+        })
+    }
+
+    /// Whether a command was open while its node had a twin: two machines then had one identity and one journal, each
+    /// did what it was sent, and their events had the same numbers.
+    pub fn had_twin(&self, row: &CommandView) -> bool {
+        let ends: Vec<i64> = self.blows(&row.node, |blow| blow == Blow::Clone).collect();
+        let open_until = if row.ended_ms > 0 { row.ended_ms } else { i64::MAX };
+        ends.chunks(2).any(|twin| {
+            let until = twin.get(1).map_or(i64::MAX, |end| end.saturating_add(TWIN_FELT_MS));
+            twin[0] <= open_until && row.enqueued_ms <= until
         })
     }
 

@@ -8,6 +8,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 
+use super::faults::Blow;
 use super::history::Evidence;
 use crate::gateway::control::CommandView;
 use crate::model::NodeId;
@@ -57,6 +58,11 @@ pub use telling::every_end_told;
 /// Whether a state is an end.
 pub fn is_terminal(state: &str) -> bool {
     matches!(state, "succeeded" | "failed" | "cancelled" | "rejected" | "expired")
+}
+
+/// Whether a node goes on with another journal. A journal that finds itself to be a copy takes a new id.
+fn loses_journal(blow: Blow) -> bool {
+    matches!(blow, Blow::JournalLoss | Blow::Clone)
 }
 
 /// I1: every command that a gateway took reaches exactly one terminal state.

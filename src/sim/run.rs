@@ -75,7 +75,7 @@ pub enum SimError {
 /// Longest wait for the first connections, and until all is done after the last fault; longer by the time in which so
 /// many nodes are admitted.
 const CONNECT: Duration = Duration::from_secs(30);
-pub(super) const SETTLE: Duration = Duration::from_secs(120);
+pub(super) const SETTLE: Duration = Duration::from_secs(180);
 const ADMITTED_A_SECOND: usize = 100;
 
 /// At least so long, and longer for many nodes.
@@ -92,14 +92,19 @@ pub async fn run(options: Options, exe: PathBuf, work: &Path) -> Result<Report, 
     let mut chance = seed::stream(options.seed, "gateway", 0);
     let shape = Shape::new(options.gateways, options.heartbeat, &mut chance).map_err(SimError::Port)?;
     let gateways = Gateways::start(&exe, work, &shape).await?;
-    let world = World { ground: Ground::real(), gateways, addresses: shape.addresses, pause: live::pause() };
+    let world = World {
+        ground: Arc::new(Ground::real()),
+        gateways,
+        addresses: shape.addresses,
+        pause: live::pause(),
+    };
     run_in(world, options, &exe, work).await
 }
 
 /// What a run takes place in.
 pub struct World {
     /// What agents stand on.
-    pub ground: Ground,
+    pub ground: Arc<Ground>,
     /// What they dial.
     pub gateways: Gateways,
     /// host:port of each.

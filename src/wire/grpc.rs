@@ -28,7 +28,7 @@ use super::status;
 use crate::model::{Reason, ServerTime};
 use crate::ports::Connect;
 
-pub use link::GrpcDialer;
+pub use link::{GrpcDialer, session};
 
 /// A peer that does not answer a keep-alive within this is gone.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);

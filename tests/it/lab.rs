@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use bcd::gateway::control::{CommandView, EventView, NodeEventView, NodeView, Request, Response};
 use bcd::model::{CommandId, NodeId};
+use nix::sys::signal::Signal;
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 
@@ -48,9 +49,13 @@ impl Process {
         self.0.try_wait().expect("a child to ask").is_none()
     }
 
-    pub fn terminate(&mut self) -> ExitStatus {
+    pub fn signal(&self, signal: Signal) {
         let pid = nix::unistd::Pid::from_raw(i32::try_from(self.0.id()).expect("a pid"));
-        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("a running child");
+        nix::sys::signal::kill(pid, signal).expect("a running child");
+    }
+
+    pub fn terminate(&mut self) -> ExitStatus {
+        self.signal(Signal::SIGTERM);
         self.wait("a clean stop")
     }
 }
@@ -150,6 +155,19 @@ impl Lab {
         until("the gateway's control socket", || self.try_ask(&Request::Stats));
     }
 
+    /// Another gateway over the first one's store, with its own directory of that name.
+    pub fn gateway_beside(&self, name: &str, options: &[&str]) -> Process {
+        let (state, store) = (self.path(name), self.path("gateway"));
+        let listen = format!("127.0.0.1:{}", free_port());
+        let mut arguments = vec!["gateway", "--listen", &*listen, "--heartbeat-interval", "1s"];
+        let (state, store) = (state.to_string_lossy(), store.to_string_lossy());
+        arguments.extend(["--state", &*state, "--store", &*store]);
+        arguments.extend(options);
+        let process = self.daemon(&arguments, None, &format!("{name}.log"));
+        until("the gateway's control socket", || self.try_ask_at(name, &Request::Stats));
+        process
+    }
+
     /// The steps at which processes of this lab have died, in order.
     pub fn hits(&self) -> Vec<String> {
         let hits = std::fs::read_to_string(self.path("hits")).unwrap_or_default();
@@ -220,7 +238,12 @@ impl Lab {
     }
 
     pub fn try_ask(&self, request: &Request) -> Option<Response> {
-        let mut stream = UnixStream::connect(self.path("gateway").join("control.sock")).ok()?;
+        self.try_ask_at("gateway", request)
+    }
+
+    /// Asks the gateway of that directory.
+    pub fn try_ask_at(&self, name: &str, request: &Request) -> Option<Response> {
+        let mut stream = UnixStream::connect(self.path(name).join("control.sock")).ok()?;
         stream.set_read_timeout(Some(PATIENCE)).ok()?;
         let mut line = serde_json::to_vec(request).expect("a request");
         line.push(b'\n');

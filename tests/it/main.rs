@@ -3,12 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "clippy exempts test functions, and not their helpers")]
 
 mod backlog;
+mod bench;
 mod borders;
 mod cli;
 mod crash;
 mod dependencies;
 mod docs;
 mod faults;
+mod gateways;
 mod lab;
 mod lies;
 mod reboot;

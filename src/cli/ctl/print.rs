@@ -76,15 +76,15 @@ pub(super) fn nodes(nodes: &[NodeView]) -> Result<(), CtlError> {
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
-        "{:<34}  {:<12}  {:>6}  {:<8}  {:<10}  LAST SEEN",
-        "NODE", "STATE", "EPOCH", "SITE", "VERSION"
+        "{:<34}  {:<12}  {:>6}  {:<8}  {:<10}  {:<18}  LAST SEEN",
+        "NODE", "STATE", "EPOCH", "SITE", "VERSION", "GATEWAY"
     )?;
     for view in nodes {
-        let NodeView { state, epoch, site, version, .. } = view;
+        let NodeView { state, epoch, site, version, gateway, .. } = view;
         let seen = if *epoch == 0 { "never".into() } else { format!("{} ms ago", view.last_seen_age_ms) };
         writeln!(
             out,
-            "{:<34}  {state:<12}  {epoch:>6}  {site:<8}  {version:<10}  {seen}",
+            "{:<34}  {state:<12}  {epoch:>6}  {site:<8}  {version:<10}  {gateway:<18}  {seen}",
             view.node.as_str()
         )?;
     }
@@ -115,6 +115,9 @@ pub(super) fn node_event(event: &NodeEventView) -> Result<(), CtlError> {
 pub(super) fn stats(stats: &Stats) -> Result<(), CtlError> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "sessions  {}\nnodes     {}\nhellos    {}", stats.sessions, stats.nodes, stats.hellos)?;
+    for (gateway, count) in &stats.gateways {
+        writeln!(out, "sessions  {gateway} {count}")?;
+    }
     for (state, count) in &stats.commands {
         writeln!(out, "commands  {state} {count}")?;
     }

@@ -116,6 +116,12 @@ async fn carry_out(hub: &Hub, request: Request) -> Result<Response, StoreError> 
         Request::Events { after, wait_ms } => events(hub, after, Duration::from_millis(wait_ms)).await?,
         Request::NodeEvents { node, after } => Response::NodeEvents(store.node_events(node, after).await?),
         Request::Ticket { uses, ttl_s, site } => ticket(hub, uses, ttl_s, site).await?,
+        Request::Revoke { node } => revoke(hub, &node).await?,
+        Request::Unrevoke { node } => match store.unrevoke(node.clone()).await? {
+            Some(_) => Response::Done,
+            None => unknown_node(&node),
+        },
+        Request::Delete { node } => delete(hub, &node).await?,
         Request::Drain { max_delay_ms } => drain(hub, max_delay_ms),
         Request::Undrain => {
             hub.set_draining(false);
@@ -273,6 +279,24 @@ async fn ticket(hub: &Hub, uses: u32, ttl_s: u64, site: String) -> Result<Respon
         hub.with_rng(|rng| Ticket::new(&grant, &settings.trust_domain, &endpoints, hub.ca.digest(), rng));
     hub.store.add_token(ticket.token_sha256(), grant).await?;
     Ok(Response::Ticket(ticket.line()))
+}
+
+async fn revoke(hub: &Hub, node: &NodeId) -> Result<Response, StoreError> {
+    let Some(count) = hub.store.revoke(node.clone()).await? else { return Ok(unknown_node(node)) };
+    tracing::info!(%node, count, "certificates were revoked");
+    neighbours::look_at(hub, node).await?;
+    Ok(Response::Done)
+}
+
+async fn delete(hub: &Hub, node: &NodeId) -> Result<Response, StoreError> {
+    let Some(ended) = hub.store.delete(node.clone()).await? else { return Ok(unknown_node(node)) };
+    hub.commands_ended(&ended);
+    neighbours::look_at(hub, node).await?;
+    Ok(Response::Done)
+}
+
+fn unknown_node(node: &NodeId) -> Response {
+    Response::Error(format!("no node {node} has joined this gateway; list them with: bcd ctl nodes"))
 }
 
 fn drain(hub: &Hub, max_delay_ms: u32) -> Response {

@@ -4,12 +4,13 @@ use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::json;
 
 use super::commands::{Deliver, read_deliver};
+use super::duplicates::{self, Likeness};
 use super::lease::{Lease, PATIENCE_MS, Route, Stray, other_gateway};
 use super::notices::{self, Notice};
 use super::updates::{Applied, Effects, apply};
-use super::{Store, StoreError, corrupt, events, int, node_events, uint};
+use super::{Store, StoreError, corrupt, events, int, node_events, revocations, uint};
 use crate::gateway::update::Update;
-use crate::model::{BootId, CommandId, Incarnation, JournalId, Kind, NodeId, ServerTime};
+use crate::model::{BootId, CommandId, Incarnation, JournalId, Kind, NodeId, Reason, ServerTime};
 
 /// How far a node's claimed epoch may lie above the stored one: one lie must not lock the node out.
 const EPOCH_AHEAD: u64 = 1 << 20;
@@ -42,6 +43,8 @@ pub struct HelloFacts {
 pub enum HelloRefusal {
     /// The gateway's lease is over.
     Fenced,
+    /// Its certificate was revoked, for this reason.
+    Revoked(Reason),
     /// It never joined here.
     UnknownNode,
     /// It has joined again since its certificate was signed.
@@ -59,6 +62,8 @@ pub struct Opened {
     pub journal_changed: bool,
     /// Another boot than last time.
     pub boot_changed: bool,
+    /// Another machine has said Hello as this node.
+    pub duplicate: bool,
     /// Of the replayed results.
     pub effects: Effects,
 }
@@ -83,12 +88,17 @@ fn next_epoch(stored: u64, last_epoch: u64) -> (u64, bool) {
     }
 }
 
-struct Known {
-    generation: i64,
-    epoch: u64,
-    boot_id: String,
-    journal_id: String,
-    connected: bool,
+/// What is stored of a node.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub generation: i64,
+    pub epoch: u64,
+    pub boot_id: String,
+    pub journal_id: String,
+    pub incarnation: String,
+    /// The highest epoch of which a heartbeat was acked.
+    pub acked_epoch: u64,
+    pub connected: bool,
 }
 
 impl Store {
@@ -140,7 +150,7 @@ impl Store {
         let now = self.clock();
         self.run(move |db| {
             let (now, node) = (now(), route.node.as_str());
-            if route.stray(db, now)?.is_some() {
+            if let Some(Stray::Superseded | Stray::Fenced) = route.stray(db, now)? {
                 return Ok(false);
             }
             let changed = db
@@ -205,21 +215,6 @@ impl Store {
         })
         .await
     }
-
-    /// The epoch of a node's newest session; 0 for a node that is not known.
-    ///
-    /// # Errors
-    /// See [`StoreError`].
-    pub async fn epoch(&self, node: NodeId) -> Result<u64, StoreError> {
-        self.run(move |db| {
-            let epoch = db
-                .prepare_cached("SELECT epoch FROM nodes WHERE node_id = ?")?
-                .query_row([node.as_str()], |row| row.get(0))
-                .optional()?;
-            Ok(epoch.map_or(0, uint))
-        })
-        .await
-    }
 }
 
 fn hello(
@@ -233,7 +228,10 @@ fn hello(
     }
     let node = facts.node.as_str();
     let known = db
-        .prepare_cached("SELECT generation, epoch, boot_id, journal_id, state FROM nodes WHERE node_id = ?")?
+        .prepare_cached(
+            "SELECT generation, epoch, boot_id, journal_id, state, incarnation, acked_epoch FROM nodes
+             WHERE node_id = ?",
+        )?
         .query_row([node], |row| {
             Ok(Known {
                 generation: row.get(0)?,
@@ -241,10 +239,15 @@ fn hello(
                 boot_id: row.get(2)?,
                 journal_id: row.get(3)?,
                 connected: row.get::<_, String>(4)? == "connected",
+                incarnation: row.get(5)?,
+                acked_epoch: uint(row.get(6)?),
             })
         })
         .optional()?;
     let Some(known) = known else { return Ok(Err(HelloRefusal::UnknownNode)) };
+    if let Some(reason) = revocations::revoked(db, &facts.serial)? {
+        return Ok(Err(HelloRefusal::Revoked(reason)));
+    }
     let signed_for: Option<i64> = db
         .prepare_cached("SELECT generation FROM certs WHERE serial = ? AND node_id = ?")?
         .query_row([facts.serial.as_str(), node], |row| row.get(0))
@@ -253,15 +256,17 @@ fn hello(
         return Ok(Err(HelloRefusal::IdentitySuperseded));
     }
 
+    let likeness = duplicates::judge(db, facts, &known, now)?;
+    if likeness == Likeness::Quarantined {
+        revocations::tell_its_gateway(db, &facts.node, now)?;
+        return Ok(Err(HelloRefusal::Revoked(Reason::DuplicateIdentity)));
+    }
+
     let (epoch, lied) = next_epoch(known.epoch, facts.last_epoch);
     let at = now.0;
     if lied {
         let detail = json!({"claimed": facts.last_epoch, "stored": known.epoch});
         events::add(db, at, "security.node.epoch-ahead", node, &detail)?;
-    }
-    if known.connected && known.boot_id != facts.boot_id.as_str() {
-        let detail = json!({"previousBootId": known.boot_id, "bootId": facts.boot_id});
-        events::add(db, at, "security.node.duplicate-session", node, &detail)?;
     }
     if let Some(other) = other_gateway(db, node, &lease.gateway)? {
         notices::tell(db, &other, &Notice::Session(facts.node.clone()), now)?;
@@ -272,7 +277,7 @@ fn hello(
     db.prepare_cached(
         "UPDATE nodes SET epoch = ?, boot_id = ?, journal_id = ?, incarnation = ?, version = ?, capabilities = ?,
          acked_event_seq = ?, journal_verdict_due = journal_verdict_due OR ?, placed = 1, last_seen_ms = ?,
-         gateway_id = ? WHERE node_id = ?",
+         gateway_id = ?, serial = ? WHERE node_id = ?",
     )?
     .execute(params![
         int(epoch),
@@ -285,6 +290,7 @@ fn hello(
         journal_changed,
         at,
         &*lease.gateway,
+        facts.serial,
         node,
     ])?;
     events::count(db, "hellos", 1)?;
@@ -293,7 +299,8 @@ fn hello(
         // No result can come any more, and the new boot says enough.
         effects.applied.extend(rebooted(db, &facts.node, now)?);
     }
-    Ok(Ok(Opened { epoch, acked_event_seq, journal_changed, boot_changed, effects }))
+    let duplicate = likeness == Likeness::Double;
+    Ok(Ok(Opened { epoch, acked_event_seq, journal_changed, boot_changed, duplicate, effects }))
 }
 
 fn first_heartbeat(
@@ -307,7 +314,8 @@ fn first_heartbeat(
         .prepare_cached("SELECT journal_verdict_due FROM nodes WHERE node_id = ?")?
         .query_row([node.as_str()], |row| row.get(0))?;
     db.prepare_cached(
-        "UPDATE nodes SET state = 'connected', journal_verdict_due = 0, last_seen_ms = ? WHERE node_id = ?",
+        "UPDATE nodes SET state = 'connected', journal_verdict_due = 0, last_seen_ms = ?, acked_epoch = epoch
+         WHERE node_id = ?",
     )?
     .execute(params![now.0, node.as_str()])?;
     events::add(db, now.0, "node.connected", node.as_str(), connected)?;

@@ -10,8 +10,8 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::json;
 
-use super::{Store, StoreError, events, int, uint};
-use crate::model::{NodeId, ServerTime};
+use super::{Store, StoreError, events, int, revocations, uint};
+use crate::model::{NodeId, Reason, ServerTime};
 
 /// A disconnected node is unreachable this long after its last frame, ms.
 pub(super) const PATIENCE_MS: i64 = 40_000;
@@ -45,6 +45,8 @@ pub enum Stray {
     Superseded,
     /// The gateway's lease is over.
     Fenced,
+    /// Its certificate was revoked, for this reason.
+    Revoked(Reason),
 }
 
 impl Lease {
@@ -60,14 +62,15 @@ impl Lease {
 impl Route {
     /// Why the session does not route at this moment; absent: it does.
     pub(super) fn stray(&self, db: &Connection, now: ServerTime) -> rusqlite::Result<Option<Stray>> {
-        let newest = db
-            .prepare_cached("SELECT 1 FROM nodes WHERE node_id = ? AND epoch = ?")?
-            .exists(params![self.node.as_str(), int(self.epoch)])?;
-        Ok(match newest {
-            false => Some(Stray::Superseded),
-            true if !self.lease.holds(db, now)? => Some(Stray::Fenced),
-            true => None,
-        })
+        let newest: Option<String> = db
+            .prepare_cached("SELECT serial FROM nodes WHERE node_id = ? AND epoch = ?")?
+            .query_row(params![self.node.as_str(), int(self.epoch)], |row| row.get(0))
+            .optional()?;
+        let Some(serial) = newest else { return Ok(Some(Stray::Superseded)) };
+        if !self.lease.holds(db, now)? {
+            return Ok(Some(Stray::Fenced));
+        }
+        Ok(revocations::revoked(db, &serial)?.map(Stray::Revoked))
     }
 }
 

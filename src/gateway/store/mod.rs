@@ -7,6 +7,7 @@
 //! with it. A caller hears of its job after the commit: what it then sends is durable. Readers are jobs too.
 
 mod commands;
+mod duplicates;
 mod enrol;
 mod events;
 mod hello;
@@ -15,9 +16,13 @@ mod lease;
 mod liveness;
 mod node_events;
 mod notices;
+mod revocations;
 mod schema;
 mod updates;
 mod views;
+
+#[cfg(test)]
+mod tests;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,6 +40,7 @@ pub use hello::{HelloFacts, HelloRefusal};
 pub use inline::Inline;
 pub use lease::{Lease, Route, Stray};
 pub use notices::{Heard, Notice};
+pub use revocations::Standing;
 pub use updates::{Applied, Effects};
 
 /// Jobs in one transaction at most.

@@ -2,8 +2,9 @@
 //! fact whichever session carried it.
 
 use rusqlite::{Connection, OptionalExtension, params};
+use serde_json::json;
 
-use super::{Store, StoreError, corrupt, int};
+use super::{Store, StoreError, corrupt, events, int};
 use crate::gateway::command_state::State;
 use crate::gateway::update::{End, Said, Update};
 use crate::model::{CommandId, Lane, NodeId, Reason, ServerTime};
@@ -16,7 +17,7 @@ const LONGEST_BACKOFF_MS: i64 = 30_000;
 /// What one update did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Applied {
-    /// Nothing: an old epoch, another command's digest, nothing new, or another node's command.
+    /// Nothing: an old epoch, nothing new, or a passing word on another command.
     Nothing,
     /// Back in the queue; its lane, and whether the node has no credit there.
     BackOff(Lane, bool),
@@ -115,9 +116,11 @@ fn apply_one(
             _ => return Ok(Applied::Nothing),
         },
     };
-    if row.node != node.as_str() || row.body_sha256 != update.body_sha256.0 {
-        tracing::warn!(%node, command = %row.id, "an update speaks of another command's bytes or node; ignored");
-        return Ok(Applied::Nothing);
+    if row.node != node.as_str() {
+        return foreign(db, node, &row.id, update, Reason::WrongNode, now);
+    }
+    if row.body_sha256 != update.body_sha256.0 {
+        return foreign(db, node, &row.id, update, Reason::CommandIdConflict, now);
     }
     match &update.said {
         Said::Ended(end) if row.state.is_terminal() => late(db, node, &row.id, update, end, now),
@@ -240,6 +243,44 @@ fn ended(db: &Connection, row: &Row, end: &End, now: ServerTime) -> rusqlite::Re
         row.id.as_str(),
     ])?;
     Ok(Applied::Ended(row.id.clone(), row.lane))
+}
+
+/// An update that speaks of another node's command, or of other bytes under the id. A result of that kind changes
+/// nothing, but is acked: left unacked it would come again for ever. Its output is not kept.
+fn foreign(
+    db: &Connection,
+    node: &NodeId,
+    id: &CommandId,
+    update: &Update,
+    why: Reason,
+    now: ServerTime,
+) -> rusqlite::Result<Applied> {
+    tracing::warn!(%node, command = %id, %why, "an update speaks of another command");
+    let Said::Ended(end) = &update.said else { return Ok(Applied::Nothing) };
+    let added = db
+        .prepare_cached(
+            "INSERT INTO late_facts (command_id, node_id, at_ms, body_sha256, state, reason, effect, message, output,
+               refused)
+             SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, '', ?9 WHERE NOT EXISTS (
+               SELECT 1 FROM late_facts WHERE command_id = ?1 AND node_id = ?2 AND body_sha256 = ?4 AND state = ?5
+               AND refused = ?9)",
+        )?
+        .execute(params![
+            id.as_str(),
+            node.as_str(),
+            now.0,
+            update.body_sha256.0,
+            end.state.name(),
+            end.reason,
+            end.effect,
+            end.message,
+            why.token(),
+        ])?;
+    if added == 1 {
+        let detail = json!({"commandId": id, "state": end.state.name(), "reason": why});
+        events::add(db, now.0, "node.report-failed", node.as_str(), &detail)?;
+    }
+    Ok(Applied::Late(id.clone()))
 }
 
 fn late(

@@ -192,7 +192,7 @@ async fn a_command_that_is_not_accepted_in_time_expires_with_the_last_why() {
 }
 
 #[tokio::test]
-async fn an_answer_about_other_bytes_is_ignored() {
+async fn a_result_about_other_bytes_changes_nothing_and_is_acked_so_that_its_node_owes_it_no_more() {
     let gateway = Gateway::start().await;
     let machine = gateway.machine().await;
     let id = gateway.program(&machine).await;
@@ -200,9 +200,35 @@ async fn an_answer_about_other_bytes_is_ignored() {
     let command = session.command().await;
     let mut other = update(&command, Say::Succeeded);
     other.body_sha256 = vec![0; 32].into();
-    session.send(In::CommandUpdate(other)).await;
-    session.quiet(Duration::from_millis(100)).await;
-    assert_eq!(gateway.show(&id).await.state, "dispatched");
+    for _ in 0..2 {
+        session.send(In::CommandUpdate(other.clone())).await;
+        assert_eq!(session.acked().await, [id.to_string()]);
+    }
+    let view = gateway.show(&id).await;
+    assert_eq!((&*view.state, view.late_facts), ("dispatched", 0));
+    let events = gateway.events("node.report-failed").await;
+    assert_eq!(events.len(), 1, "told once");
+    assert_eq!(events[0].detail["reason"], "command-id-conflict");
+    gateway.stop().await;
+}
+
+#[tokio::test]
+async fn a_result_about_another_nodes_command_changes_nothing_and_is_acked() {
+    let gateway = Gateway::start().await;
+    let (machine, liar) = (gateway.machine().await, gateway.machine().await);
+    let id = gateway.program(&machine).await;
+    let mut session = machine.live(&gateway).await;
+    let command = session.command().await;
+    let mut other = liar.live(&gateway).await;
+    other.say(&command, Say::Accepted).await;
+    other.say(&command, Say::Succeeded).await;
+    assert_eq!(other.acked().await, [id.to_string()]);
+    let view = gateway.show(&id).await;
+    assert_eq!((&*view.state, view.late_facts), ("dispatched", 0));
+    let events = gateway.events("node.report-failed").await;
+    assert_eq!((&*events[0].node, &events[0].detail["reason"]), (&*liar.node, &"wrong-node".into()));
+    session.say(&command, Say::Succeeded).await;
+    gateway.reaches(&id, "succeeded").await;
     gateway.stop().await;
 }
 

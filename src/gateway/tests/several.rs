@@ -8,6 +8,7 @@ use tonic::Code;
 use super::lab::{Gateway, id_of, within};
 use crate::gateway::control::{NodeView, Request, Response, Stats};
 use crate::model::Reason;
+use crate::wire::pb;
 use crate::wire::pb::CommandState as Say;
 use crate::wire::pb::gateway_frame::Frame as Out;
 use crate::wire::status;
@@ -175,4 +176,90 @@ async fn the_nodes_of_a_gateway_that_vanished_are_disconnected_once_its_lease_is
     assert_eq!(events[0].detail["reason"], "gateway-lost");
     drop(session);
     second.stop().await;
+}
+
+#[tokio::test]
+async fn a_revocation_ends_the_session_at_another_gateway_within_a_second_and_can_be_taken_back() {
+    let (first, second) = pair().await;
+    let machine = first.machine().await;
+    let mut session = machine.live(&second).await;
+    first.ask(Request::Revoke { node: machine.id() }).await;
+    let ended = tokio::time::timeout(Duration::from_secs(1), session.end()).await.expect("within a second");
+    let revoked = (Code::Unauthenticated, Some(Reason::CertificateRevoked));
+    assert_eq!((ended.code(), status::reason(&ended)), revoked);
+    let refused = machine.open(&first, machine.hello()).await.err().expect("refused");
+    assert_eq!((refused.code(), status::reason(&refused)), revoked);
+    second.ask(Request::Unrevoke { node: machine.id() }).await;
+    machine.live(&first).await;
+    first.stop().await;
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn clones_at_two_gateways_are_both_put_out() {
+    let (first, second) = pair().await;
+    let machine = first.machine().await;
+    let hello = |boot: &str, last_epoch| pb::Hello { boot_id: boot.into(), last_epoch, ..machine.hello() };
+    let mut other = None;
+    for round in 0..2 {
+        machine.live_with(&first, hello("b-1", 2 * round)).await;
+        other = Some(machine.live_with(&second, hello("b-2", 2 * round + 1)).await);
+    }
+    let mut last = machine.live_with(&first, hello("b-1", 4)).await;
+    let refused = machine.open(&second, hello("b-2", 5)).await.err().expect("refused");
+    let out = (Code::Unauthenticated, Some(Reason::DuplicateIdentity));
+    assert_eq!((refused.code(), status::reason(&refused)), out);
+    let end = last.end().await;
+    assert_eq!((end.code(), status::reason(&end)), out);
+    drop(other);
+    assert_eq!(first.events("security.node.quarantined").await.len(), 1);
+    let told = second.events("node.connected").await;
+    let duplicates: Vec<_> =
+        told.iter().map(|event| event.detail["duplicateIdentity"].as_bool() == Some(true)).collect();
+    assert!(duplicates.iter().filter(|duplicate| **duplicate).count() >= 3, "{duplicates:?}");
+    first.stop().await;
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn a_deleted_nodes_commands_end_and_it_is_told_to_join_again() {
+    let (first, second) = pair().await;
+    let machine = first.machine().await;
+    let mut session = machine.live(&second).await;
+    let (sent, id) = (first.program(&machine).await, session.command().await);
+    assert_eq!(id_of(&id), sent);
+    first.ask(Request::Delete { node: machine.id() }).await;
+    let end = session.end().await;
+    assert_eq!((end.code(), status::reason(&end)), (Code::PermissionDenied, Some(Reason::UnknownNode)));
+    let view = first.show(&sent).await;
+    assert_eq!((&*view.state, &*view.reason, &*view.effect), ("failed", "node-deleted", "unknown"));
+    let refused = machine.open(&first, machine.hello()).await.err().expect("refused");
+    assert_eq!(status::reason(&refused), Some(Reason::UnknownNode));
+    first.stop().await;
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn a_gateway_that_cannot_reach_its_store_fences_itself_and_comes_back() {
+    let gateway = Gateway::with(|options| options.lease_life = Duration::from_secs(2)).await;
+    let machine = gateway.machine().await;
+    let mut session = machine.live(&gateway).await;
+    session.next().await.expect("the heartbeat's ack");
+    let other = rusqlite::Connection::open(gateway.dir.path().join("gw/gateway.db")).expect("the store");
+    other.busy_timeout(Duration::from_secs(5)).expect("a time");
+    other.execute_batch("BEGIN IMMEDIATE").expect("the store's lock");
+    let end = session.end().await;
+    assert_eq!((end.code(), status::reason(&end)), (Code::Aborted, Some(Reason::GatewayFenced)));
+    let refused = machine.open(&gateway, machine.hello()).await.err().expect("refused");
+    assert_eq!((refused.code(), status::reason(&refused)), (Code::Unavailable, Some(Reason::NotStarted)));
+    assert_eq!(status::pushback(&refused), None);
+    other.execute_batch("ROLLBACK").expect("the lock is free");
+    within("another session", async {
+        while machine.open(&gateway, machine.hello()).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    assert_eq!(gateway.events("node.disconnected").await[0].detail["reason"], "gateway-fenced");
+    gateway.stop().await;
 }

@@ -1,6 +1,8 @@
 //! What commands did, by the witness of their programs and of the machines.
 
-use super::Verdict;
+use std::collections::BTreeSet;
+
+use super::{Verdict, loses_journal};
 use crate::gateway::control::CommandView;
 use crate::model::{CommandId, NodeId};
 use crate::sim::faults::Blow;
@@ -16,13 +18,15 @@ pub(super) fn at_most_one(evidence: &Evidence) -> Verdict {
             broken.push(format!("{id:?} left a line and was never handed over"));
         }
     }
-    for (id, handed) in &evidence.handed {
+    let of_twins: BTreeSet<&CommandId> =
+        evidence.commands.iter().filter(|row| evidence.had_twin(row)).map(|row| &row.id).collect();
+    for (id, handed) in evidence.handed.iter().filter(|(id, _)| !of_twins.contains(id)) {
         let runs = evidence.runs(id);
         if runs > 1 && !handed.planned.class.retry_safe() {
             broken.push(format!("{id} may not run twice and ran {runs} times"));
         }
     }
-    for row in &evidence.commands {
+    for row in evidence.commands.iter().filter(|row| !of_twins.contains(&row.id)) {
         if let Some(handed) = evidence.handed.get(&row.id)
             && let Some(lie) = lie(evidence, handed, row)
         {
@@ -55,7 +59,7 @@ fn lie(evidence: &Evidence, handed: &Handed, row: &CommandView) -> Option<String
     let (class, runs) = (handed.planned.class, evidence.runs(&row.id));
     let witnessed = !class.leaves_witness() || runs > 0;
     let lacks = class == Class::Barrier && evidence.old.contains(&handed.planned.agent);
-    let lost = || evidence.blows(&row.node, |blow| blow == Blow::JournalLoss).any(|at| at <= row.ended_ms);
+    let lost = || evidence.blows(&row.node, loses_journal).any(|at| at <= row.ended_ms);
     match (row.state.as_str(), row.reason.as_str()) {
         ("succeeded", _) if class == Class::Fails => Some("SUCCEEDED, and it was asked to fail".into()),
         ("succeeded", _) if !witnessed => Some("SUCCEEDED without an effect".into()),
@@ -89,7 +93,7 @@ pub(super) fn none_ended_unasked(evidence: &Evidence) -> Verdict {
         let runs = evidence.witness.get(row.id.as_str()).unwrap_or(&none);
         checks += runs.begun.len();
         let cut_short = runs.begun.len() > runs.ended.len();
-        if cut_short && !rebooted_meanwhile(evidence, row) {
+        if cut_short && !rebooted_meanwhile(evidence, row) && !evidence.had_twin(row) {
             broken.push(format!(
                 "the program of {} on {} was ended, and its machine was not rebooted; {} {} {}",
                 row.id, row.node, row.state, row.reason, row.message

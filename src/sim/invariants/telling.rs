@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::Verdict;
+use super::{Verdict, loses_journal};
 use crate::gateway::control::CommandView;
-use crate::sim::faults::Blow;
 use crate::sim::history::Evidence;
 
 /// I7: a journal's events came once each, in order, with no number missing that was not told as dropped, and tell of
@@ -24,7 +23,7 @@ pub(super) fn once(evidence: &Evidence) -> Verdict {
         *place = event.seq.max(*place);
     }
     let (ends, none) = (evidence.told_ends(), BTreeMap::new());
-    for row in evidence.ended_by_nodes() {
+    for row in evidence.ended_by_nodes().filter(|row| !evidence.had_twin(row)) {
         let told = ends.get(row.id.as_str()).unwrap_or(&none);
         for (journal, count) in told.iter().filter(|(_, count)| **count > 1) {
             broken.push(format!("{} told of the end of {} in {count} events of {journal}", row.node, row.id));
@@ -44,11 +43,12 @@ pub fn every_end_told(evidence: &Evidence) -> bool {
     let ends = evidence.told_ends();
     evidence
         .ended_by_nodes()
+        .filter(|row| !evidence.had_twin(row))
         .all(|row| ends.contains_key(row.id.as_str()) || losses_since(evidence, row).next().is_some())
 }
 
 /// Journals lost since the command came to its node: each may have held its end.
 fn losses_since<'a>(evidence: &'a Evidence, row: &'a CommandView) -> impl Iterator<Item = i64> + 'a {
     let since = row.dispatched_ms;
-    evidence.blows(&row.node, |blow| blow == Blow::JournalLoss).filter(move |at| *at >= since)
+    evidence.blows(&row.node, loses_journal).filter(move |at| *at >= since)
 }

@@ -252,3 +252,16 @@ fn a_node_that_is_away_or_holds_a_credit_at_the_end_breaks_i8() {
     };
     assert_eq!(broken(held), ["I8"]);
 }
+
+#[test]
+fn what_was_open_while_two_machines_had_one_identity_is_not_held_against_either() {
+    let twice = |evidence: &mut Evidence, from, to| {
+        witness_again(evidence, "c-0");
+        evidence.witness.get_mut("c-4").expect("a witness").ended.clear();
+        evidence.told[0].body = serde_json::Value::Null;
+        struck(evidence, from, Blow::Clone);
+        struck(evidence, to, Blow::Clone);
+    };
+    assert_eq!(broken(|evidence| twice(evidence, 3, 30)), [""; 0]);
+    assert_eq!(broken(|evidence| twice(evidence, 5, 30)), ["I2", "I5"], "all had ended by then");
+}

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use futures_util::{FutureExt as _, StreamExt as _};
 use rustls::ClientConfig;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -23,6 +23,10 @@ use crate::wire::pb::node_client::NodeClient;
 /// Frames that may wait for the transport. Every command in flight (26 by default credits) has two answers on the
 /// way, beside a heartbeat and a Goodbye; what finds no room waits in the journal.
 const QUEUE: usize = 64;
+
+/// The channel has its places ready in blocks of 32, of which it keeps several: a frame of its own size each would be
+/// 30 KiB of an idle node.
+type Queue = mpsc::Sender<Box<pb::NodeFrame>>;
 
 /// Dials gateways with one identity.
 #[derive(Debug, Clone)]
@@ -48,15 +52,20 @@ impl Dialer for GrpcDialer {
         let endpoint = endpoint.clone();
         Box::pin(async move {
             let connection = connect(&endpoint, &self.tls, &*self.connect, keep_alive).await?;
-            Ok(Box::new(GrpcLink::call(connection, first)) as Box<dyn Link>)
+            Ok(session(connection, first))
         })
     }
+}
+
+/// Opens the session over a connection that is there, of which the caller may have kept the service for calls beside it.
+pub fn session(connection: Connection, first: pb::NodeFrame) -> Box<dyn Link> {
+    Box::new(GrpcLink::call(connection, first))
 }
 
 struct GrpcLink {
     // Declared before the connection: the call goes before what carries it.
     incoming: Incoming,
-    queue: mpsc::Sender<pb::NodeFrame>,
+    queue: Queue,
     connection: Connection,
 }
 
@@ -71,9 +80,10 @@ enum Incoming {
 
 impl GrpcLink {
     fn call(connection: Connection, first: pb::NodeFrame) -> Self {
-        let (queue, frames) = mpsc::channel(QUEUE);
+        let (queue, frames): (Queue, _) = mpsc::channel(QUEUE);
         let first = tokio_stream::once(first);
-        let frames = tokio_stream::StreamExt::chain(first, ReceiverStream::new(frames));
+        let frames = ReceiverStream::new(frames).map(|frame| *frame);
+        let frames = tokio_stream::StreamExt::chain(first, frames);
         let mut client = NodeClient::with_origin(connection.service(), connection.origin())
             .max_decoding_message_size(FRAME_BYTES);
         let call = async move { client.session(frames).await };
@@ -105,7 +115,7 @@ impl GrpcLink {
 
 impl Link for GrpcLink {
     fn send(&mut self, frame: pb::NodeFrame) -> Result<(), NotSent> {
-        self.queue.try_send(frame).map_err(|error| NotSent(Box::new(error.into_inner())))
+        self.queue.try_send(Box::new(frame)).map_err(|error| NotSent(error.into_inner()))
     }
 
     fn gateway_validity(&self) -> Option<Validity> {

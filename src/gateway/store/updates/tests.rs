@@ -1,79 +1,15 @@
 use super::*;
-use crate::clock::TokioClock;
-use crate::gateway::store::{HelloFacts, Lease, NewCommand, Route};
-use crate::model::{BootId, Digest, Incarnation, JournalId};
+use crate::gateway::store::tests::{BODY, Bench};
+use crate::model::Digest;
 
-const NOW: ServerTime = ServerTime(1_000_000);
-const BODY: &[u8] = b"a body";
-
-/// A store with one node and one command, which waits.
-struct Bench {
-    store: Store,
-    lease: Lease,
-    node: NodeId,
-    id: CommandId,
-    _dir: tempfile::TempDir,
+async fn say(bench: &Bench, epoch: u64, said: Said) -> Effects {
+    let update = Update { id: Some(bench.id.clone()), body_sha256: Digest::of(BODY), said };
+    bench.store.updates(bench.node.clone(), epoch, vec![update], bench.now()).await.expect("stored")
 }
 
-impl Bench {
-    async fn new() -> Self {
-        let dir = tempfile::tempdir().expect("a directory");
-        let clock = std::sync::Arc::new(TokioClock::starting_at(NOW.0));
-        let store =
-            Store::open(&dir.path().join("gateway.db"), super::super::Mode::Thread, "g-1".into(), clock)
-                .expect("a store");
-        let life = std::time::Duration::from_secs(20);
-        let lease = store.take_lease(&[], life, None, "").await.expect("stored").expect("a lease");
-        let node = NodeId::new("n-1").expect("an id");
-        let id = CommandId::new("c-1").expect("an id");
-        let insert = "INSERT INTO nodes (node_id, generation, role, site) VALUES ('n-1', 1, 'host', 'lab')";
-        store.run(move |db| db.execute(insert, [])).await.expect("a node");
-        let command = NewCommand {
-            id: id.clone(),
-            node: node.clone(),
-            kind: "node.exec".into(),
-            lane: Lane::Work,
-            retry_safe: false,
-            payload: BODY.to_vec(),
-            not_after: ServerTime(9_000_000),
-            now: NOW,
-        };
-        store.enqueue(command).await.expect("stored").expect("queued");
-        Self { store, lease, node, id, _dir: dir }
-    }
-
-    /// A new session; its epoch.
-    async fn hello(&self) -> u64 {
-        let facts = HelloFacts {
-            node: self.node.clone(),
-            serial: "40".into(),
-            boot_id: BootId::new("b-1").expect("an id"),
-            journal_id: JournalId::new("j-1").expect("an id"),
-            incarnation: Incarnation::new("i-1").expect("an id"),
-            version: String::new(),
-            capabilities: Vec::new(),
-            last_epoch: 0,
-            results: Vec::new(),
-        };
-        self.store.hello(facts, self.lease.clone()).await.expect("stored").expect("welcomed").epoch
-    }
-
-    async fn dispatch(&self, epoch: u64) {
-        let free = vec![(Lane::Work, 1)];
-        let route = Route { node: self.node.clone(), epoch, lease: self.lease.clone() };
-        let dispatched = self.store.dispatch(route, free).await.expect("stored");
-        assert_eq!(dispatched.expect("the session is the node's").out.len(), 1);
-    }
-
-    async fn say(&self, epoch: u64, said: Said) -> Effects {
-        let update = Update { id: Some(self.id.clone()), body_sha256: Digest::of(BODY), said };
-        self.store.updates(self.node.clone(), epoch, vec![update], NOW).await.expect("stored")
-    }
-
-    async fn state(&self) -> String {
-        let read = |db: &Connection| db.query_row("SELECT state FROM commands", [], |row| row.get(0));
-        self.store.run(read).await.expect("a command")
-    }
+async fn state(bench: &Bench) -> String {
+    let read = |db: &Connection| db.query_row("SELECT state FROM commands", [], |row| row.get(0));
+    bench.store.run(read).await.expect("a command")
 }
 
 fn busy(why: Reason) -> Said {
@@ -94,36 +30,36 @@ fn succeeded() -> Said {
 #[tokio::test]
 async fn passing_answers_of_an_older_epoch_are_ignored() {
     let bench = Bench::new().await;
-    let older = bench.hello().await;
+    let older = bench.welcomed("i-1").await;
     bench.dispatch(older).await;
-    let newer = bench.hello().await;
+    let newer = bench.welcomed("i-1").await;
     for said in [busy(Reason::Disk), Said::Accepted, Said::Running { attempt: 1 }] {
-        assert_eq!(bench.say(older, said.clone()).await.applied, [Applied::Nothing], "{said:?}");
-        assert_eq!(bench.state().await, "dispatched", "{said:?}");
+        assert_eq!(say(&bench, older, said.clone()).await.applied, [Applied::Nothing], "{said:?}");
+        assert_eq!(state(&bench).await, "dispatched", "{said:?}");
     }
-    assert_eq!(bench.say(newer, Said::Accepted).await.applied, [Applied::Progress]);
-    assert_eq!(bench.state().await, "accepted");
+    assert_eq!(say(&bench, newer, Said::Accepted).await.applied, [Applied::Progress]);
+    assert_eq!(state(&bench).await, "accepted");
 }
 
 #[tokio::test]
 async fn a_result_of_an_older_epoch_is_stored_and_acked() {
     let bench = Bench::new().await;
-    let older = bench.hello().await;
+    let older = bench.welcomed("i-1").await;
     bench.dispatch(older).await;
-    bench.hello().await;
-    let effects = bench.say(older, succeeded()).await;
+    bench.welcomed("i-1").await;
+    let effects = say(&bench, older, succeeded()).await;
     assert_eq!((effects.acks(), effects.ended()), (vec![bench.id.clone()], vec![bench.id.clone()]));
-    assert_eq!(bench.state().await, "succeeded");
+    assert_eq!(state(&bench).await, "succeeded");
 }
 
 #[tokio::test]
 async fn only_a_node_without_credit_is_told_apart_from_other_refusals() {
     for (why, exhausted) in [(Reason::Credits, true), (Reason::JournalFull, false)] {
         let bench = Bench::new().await;
-        let epoch = bench.hello().await;
+        let epoch = bench.welcomed("i-1").await;
         bench.dispatch(epoch).await;
-        assert_eq!(bench.say(epoch, busy(why)).await.applied, [Applied::BackOff(Lane::Work, exhausted)]);
-        assert_eq!(bench.state().await, "pending");
+        assert_eq!(say(&bench, epoch, busy(why)).await.applied, [Applied::BackOff(Lane::Work, exhausted)]);
+        assert_eq!(state(&bench).await, "pending");
     }
 }
 

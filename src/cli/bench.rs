@@ -1,0 +1,159 @@
+//! `bcd bench`.
+
+#[cfg(feature = "fakehw")]
+mod fleet;
+
+use std::path::PathBuf;
+
+use super::{fail, note, print, runtime};
+use crate::bench::journal::{self, JournalBenchError};
+use crate::bench::{self, Figure, PlaceError};
+use crate::model::Exit;
+
+/// Measure what the node costs, each figure as a ratio of two things measured side by side.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Bench {
+    /// What a durable accept costs on a disk, against the disk itself: is this disk fit for a node?
+    Journal {
+        /// A directory on the disk that is asked about; a new one in it is written to, and removed
+        #[arg(long, value_name = "DIR", default_value = "/var/lib/bcd")]
+        state: PathBuf,
+        /// A command's signed body, bytes
+        #[arg(long, value_name = "BYTES", default_value_t = 512, value_parser = clap::value_parser!(u32).range(256..=65_536))]
+        size: u32,
+        /// Accepts in a row of one round
+        #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(4..=400))]
+        accepts: u32,
+        #[command(flatten)]
+        how: How,
+    },
+    /// The round trip of a command, against an empty call on the same connection and three raw syncs.
+    #[cfg(feature = "fakehw")]
+    Session {
+        /// A directory on the disk for the journal; a new one in it is written to, and removed
+        #[arg(long, value_name = "DIR", default_value = "/var/lib/bcd")]
+        state: PathBuf,
+        #[command(flatten)]
+        how: How,
+    },
+    /// What a node weighs while it is idle, how it starts, and how many fit into a GiB.
+    #[cfg(feature = "fakehw")]
+    Agent {
+        /// A directory on the disk for the journals; a new one in it is written to, and removed
+        #[arg(long, value_name = "DIR", default_value = "/var/lib/bcd")]
+        state: PathBuf,
+        /// The node's program, such as one built for distribution [default: this one]
+        #[arg(long, value_name = "FILE")]
+        program: Option<PathBuf>,
+        /// How long the idle node is looked at
+        #[arg(long, value_name = "TIME", default_value = "2m", value_parser = super::gateway::duration)]
+        duration: std::time::Duration,
+        /// Nodes in one process
+        #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=5000))]
+        nodes: u32,
+        #[command(flatten)]
+        how: How,
+    },
+    /// Nodes in one process, or bare sessions of theirs; started by another bench alone.
+    #[cfg(feature = "fakehw")]
+    #[command(hide = true)]
+    Fleet(fleet::Args),
+}
+
+/// What all benches have in common.
+#[derive(Debug, clap::Args)]
+struct How {
+    /// Rounds; the median of their ratios is what counts
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Take ratios up to 1.15 times their aim, and fail (exit code 1) on what lies beyond; counts have no margin
+    #[arg(long)]
+    check: bool,
+}
+
+/// What a check takes on a noisy machine.
+const MARGIN: f64 = 1.15;
+
+pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
+    match &args.bench {
+        Bench::Journal { state, size, accepts, how } => {
+            let options = journal::Options {
+                state: state.clone(),
+                size: usize::try_from(*size).unwrap_or(usize::MAX),
+                rounds: usize::try_from(how.rounds).unwrap_or(usize::MAX),
+                accepts: usize::try_from(*accepts).unwrap_or(usize::MAX),
+            };
+            let measured = runtime()?.block_on(uninterrupted(journal::run(&options)))?;
+            let figures = measured.map_err(|error| fail(&error, journal_exit(&error)))?;
+            show("journal", &figures, how)
+        }
+        #[cfg(feature = "fakehw")]
+        Bench::Session { state, how } => {
+            let rounds = usize::try_from(how.rounds).unwrap_or(usize::MAX);
+            let measured = runtime()?.block_on(uninterrupted(crate::bench::session::run(state, rounds)))?;
+            show("session", &measured.map_err(|error| fail(&error, Exit::Failed))?, how)
+        }
+        #[cfg(feature = "fakehw")]
+        Bench::Agent { state, program, duration, nodes, how } => {
+            crate::sim::agents_per_process(0).map_err(|error| fail(&error, Exit::Failed))?;
+            let options = crate::bench::agent::Options {
+                state: state.clone(),
+                program: program.clone(),
+                duration: *duration,
+                nodes: usize::try_from(*nodes).unwrap_or(usize::MAX),
+                rounds: usize::try_from(how.rounds).unwrap_or(usize::MAX),
+            };
+            let measured = runtime()?.block_on(uninterrupted(crate::bench::agent::run(&options)))?;
+            show("agent", &measured.map_err(|error| fail(&error, Exit::Failed))?, how)
+        }
+        #[cfg(feature = "fakehw")]
+        Bench::Fleet(args) => fleet::run(args),
+    }
+}
+
+/// Ctrl-C ends the bench, and its directory goes with it.
+async fn uninterrupted<T>(bench: impl Future<Output = T>) -> Result<T, Exit> {
+    tokio::select! {
+        biased;
+        _ = tokio::signal::ctrl_c() => {
+            note("bcd: interrupted");
+            Err(Exit::Failed)
+        }
+        measured = bench => Ok(measured),
+    }
+}
+
+fn show(name: &str, figures: &[Figure], how: &How) -> Result<Exit, Exit> {
+    let margin = if how.check { MARGIN } else { 1.0 };
+    if how.json {
+        super::print_json(&bench::json(name, figures))?;
+    } else {
+        print(&bench::table(figures, margin))?;
+    }
+    let met = figures.iter().all(|figure| figure.met(margin));
+    Ok(match (met, how.check) {
+        (true, _) => Exit::Done,
+        (false, true) => Exit::Failed,
+        (false, false) => Exit::Warnings,
+    })
+}
+
+fn journal_exit(error: &JournalBenchError) -> Exit {
+    match error {
+        JournalBenchError::Place(PlaceError::InMemory(_)) => Exit::Usage,
+        JournalBenchError::Open(error) => error.exit(),
+        JournalBenchError::Place(_) | JournalBenchError::Raw(_) | JournalBenchError::Write(_) => {
+            Exit::CannotWrite
+        }
+        JournalBenchError::Refused(_) => Exit::Failed,
+    }
+}

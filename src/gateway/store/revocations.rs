@@ -1,0 +1,149 @@
+//! Certificates that no longer count, and nodes that are no more.
+
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::notices::{self, Notice};
+use super::{Store, StoreError, corrupt, duplicates, uint};
+use crate::model::{CommandId, NodeId, Reason, ServerTime};
+
+/// What has become of a session's right to be there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It is the node's newest.
+    Newest,
+    /// A newer one has the node.
+    Superseded,
+    /// Its certificate was revoked, for this reason.
+    Revoked(Reason),
+    /// The node was deleted.
+    Unknown,
+}
+
+impl Store {
+    /// Where a session of this epoch and certificate stands.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn standing(&self, node: NodeId, epoch: u64, serial: String) -> Result<Standing, StoreError> {
+        self.run(move |db| {
+            if let Some(reason) = revoked(db, &serial)? {
+                return Ok(Standing::Revoked(reason));
+            }
+            let newest: Option<i64> = db
+                .prepare_cached("SELECT epoch FROM nodes WHERE node_id = ?")?
+                .query_row([node.as_str()], |row| row.get(0))
+                .optional()?;
+            Ok(match newest {
+                None => Standing::Unknown,
+                Some(newest) if uint(newest) > epoch => Standing::Superseded,
+                Some(_) => Standing::Newest,
+            })
+        })
+        .await
+    }
+
+    /// Revokes every certificate of a node. How many there were; absent: no such node.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn revoke(&self, node: NodeId) -> Result<Option<usize>, StoreError> {
+        let now = self.clock();
+        self.run(move |db| {
+            if !known(db, &node)? {
+                return Ok(None);
+            }
+            let serials = revoke(db, &node, None, Reason::CertificateRevoked, now())?;
+            tell_its_gateway(db, &node, now())?;
+            Ok(Some(serials.len()))
+        })
+        .await
+    }
+
+    /// Takes every revocation of a node's certificates back, those of a quarantine too, and counts its alternations
+    /// anew. How many there were; absent: no such node.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn unrevoke(&self, node: NodeId) -> Result<Option<usize>, StoreError> {
+        self.run(move |db| {
+            if !known(db, &node)? {
+                return Ok(None);
+            }
+            duplicates::forget(db, node.as_str())?;
+            db.execute("DELETE FROM revocations WHERE node_id = ?", [node.as_str()]).map(Some)
+        })
+        .await
+    }
+
+    /// Deletes a node: its certificates no longer count and its open commands have ended. What was told of it stays.
+    /// The commands; absent: no such node.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn delete(&self, node: NodeId) -> Result<Option<Vec<CommandId>>, StoreError> {
+        let now = self.clock();
+        self.run(move |db| {
+            if !known(db, &node)? {
+                return Ok(None);
+            }
+            let now = now();
+            tell_its_gateway(db, &node, now)?;
+            duplicates::forget(db, node.as_str())?;
+            for table in ["joins", "certs", "revocations", "nodes"] {
+                db.execute(&format!("DELETE FROM {table} WHERE node_id = ?"), [node.as_str()])?;
+            }
+            let mut end = db.prepare(
+                "UPDATE commands SET state = 'failed', reason = ?, message = 'the node was deleted', ended_ms = ?,
+                 effect = iif(deliveries = 0, 'none', 'unknown'), terminal_changes = terminal_changes + 1
+                 WHERE node_id = ? AND state IN ('pending', 'dispatched', 'accepted', 'running') RETURNING id",
+            )?;
+            let ended = end.query_map(
+                params![Reason::NodeDeleted.token(), now.0, node.as_str()],
+                |row| CommandId::new(row.get::<_, String>(0)?).map_err(|error| corrupt(0, error)),
+            )?;
+            ended.collect::<Result<_, _>>().map(Some)
+        })
+        .await
+    }
+}
+
+fn known(db: &Connection, node: &NodeId) -> rusqlite::Result<bool> {
+    db.prepare_cached("SELECT 1 FROM nodes WHERE node_id = ?")?.exists([node.as_str()])
+}
+
+/// Why a certificate was revoked, if it was.
+pub(super) fn revoked(db: &Connection, serial: &str) -> rusqlite::Result<Option<Reason>> {
+    let reason: Option<String> = db
+        .prepare_cached("SELECT reason FROM revocations WHERE serial = ?")?
+        .query_row([serial], |row| row.get(0))
+        .optional()?;
+    // A reason of a newer gateway beside this one revokes all the same.
+    Ok(reason.map(|token| Reason::from_token(&token).unwrap_or(Reason::CertificateRevoked)))
+}
+
+/// Revokes every certificate of a node that is known here, and the one that it has shown. All that are revoked now.
+pub(super) fn revoke(
+    db: &Connection,
+    node: &NodeId,
+    shown: Option<&str>,
+    why: Reason,
+    now: ServerTime,
+) -> rusqlite::Result<Vec<String>> {
+    db.execute(
+        "INSERT OR IGNORE INTO revocations (serial, node_id, at_ms, reason)
+         SELECT serial, ?1, ?2, ?3 FROM certs WHERE node_id = ?1
+         UNION SELECT serial, ?1, ?2, ?3 FROM nodes WHERE node_id = ?1 AND serial <> ''
+         UNION SELECT ?4, ?1, ?2, ?3 WHERE ?4 IS NOT NULL",
+        params![node.as_str(), now.0, why.token(), shown],
+    )?;
+    db.prepare("SELECT serial FROM revocations WHERE node_id = ? ORDER BY serial")?
+        .query_map([node.as_str()], |row| row.get(0))?
+        .collect()
+}
+
+/// Whichever gateway has the node's newest session is to look at it, the one that writes this too.
+pub(super) fn tell_its_gateway(db: &Connection, node: &NodeId, now: ServerTime) -> rusqlite::Result<()> {
+    let gateway: String =
+        db.query_row("SELECT gateway_id FROM nodes WHERE node_id = ?", [node.as_str()], |row| row.get(0))?;
+    notices::tell(db, &gateway, &Notice::Session(node.clone()), now)
+}
