@@ -50,7 +50,7 @@ impl Pair {
             let id = std::fs::read_to_string(self.lab.path(name).join("id")).expect("an id");
             id == node.gateway
         };
-        NAMES.iter().position(|name| is_id(name)).expect("one of the two")
+        NAMES.iter().position(is_id).expect("one of the two")
     }
 
     fn signal(&self, gateway: usize, signal: Signal) {
