@@ -77,6 +77,7 @@ pub struct Agent {
     pub surroundings: Surroundings,
     plan: Plan,
     means: Means,
+    ground: Arc<Ground>,
     state: PathBuf,
 }
 
@@ -99,6 +100,12 @@ pub struct Ground {
     pub climate: Weather,
     /// What the agent of this number has.
     pub means: Box<dyn Fn(usize, &Cable) -> Means + Send + Sync>,
+}
+
+impl std::fmt::Debug for Ground {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ground").field("climate", &self.climate).finish_non_exhaustive()
+    }
 }
 
 impl Ground {
@@ -141,7 +148,7 @@ pub enum AgentError {
 
 impl Agent {
     /// The agent of this number.
-    pub fn new(plan: &Plan, ground: &Ground, index: usize) -> Self {
+    pub fn new(plan: &Plan, ground: &Arc<Ground>, index: usize) -> Self {
         let number = u64::try_from(index).unwrap_or(u64::MAX);
         let chance = |part| seed::stream(plan.seed, part, number).next_u64();
         let state = plan.homes.join(index.to_string());
@@ -152,6 +159,7 @@ impl Agent {
             machine: FakeMachine::new(boots).with_seed(chance("boots")),
             means: (ground.means)(index, &cable),
             surroundings: Surroundings::new(state.clone(), Arc::clone(&ground.clock), cable),
+            ground: Arc::clone(ground),
             plan: plan.clone(),
             state,
         }
@@ -262,21 +270,25 @@ impl Agent {
         Ok(snapshot.counts.done)
     }
 
-    /// A copy of its state directory on another machine with the same links, as a restored image is. It must not run
-    /// meanwhile.
+    /// A copy of its state directory on another machine, as a restored image is. It must not run meanwhile.
     ///
     /// # Errors
     /// A file cannot be copied.
-    pub async fn twin(&self, clock: Arc<dyn Clock>) -> io::Result<Self> {
+    pub async fn twin(&self) -> io::Result<Self> {
         let homes = self.plan.homes.clone();
+        let number = u64::try_from(self.index).unwrap_or(u64::MAX);
+        let mut chance = seed::stream(self.plan.seed, "twin", number);
+        let cable = Cable::new(chance.next_u64(), self.ground.climate);
         let machine = FakeMachine::new(homes.join(format!("{}.twin.boots", self.index)));
+        let machine = machine.with_seed(chance.next_u64());
         let state = homes.join(format!("{}.twin", self.index));
         let twin = Self {
             index: self.index,
             machine,
-            surroundings: Surroundings::new(state.clone(), clock, self.surroundings.cable()),
+            means: (self.ground.means)(self.index, &cable),
+            surroundings: Surroundings::new(state.clone(), Arc::clone(&self.ground.clock), cable),
+            ground: Arc::clone(&self.ground),
             plan: Plan { run: None, ..self.plan.clone() },
-            means: self.means.clone(),
             state: state.clone(),
         };
         let (from, boots) = (self.state.clone(), twin.machine.clone());

@@ -251,7 +251,7 @@ impl Life {
                     // A second copy would have the first one's name.
                     return Ok(false);
                 }
-                let twin = self.agent.twin(Arc::clone(&self.clock)).await?;
+                let twin = self.agent.twin().await?;
                 let (diary, clock) = (Arc::clone(&self.diary), Arc::clone(&self.clock));
                 self.twins.spawn(live_beside(twin, lasts, diary, clock));
             }

@@ -44,7 +44,7 @@ const NOT_JUDGED: [&str; 4] = ["I1", "I2", "I5", "I7"];
 /// # Errors
 /// See [`SimError`]. An invariant that did not hold is in the report.
 pub async fn run(options: Options, foreign: &Foreign, exe: PathBuf, work: &Path) -> Result<Report, SimError> {
-    let ground = Ground::real();
+    let ground = Arc::new(Ground::real());
     let clock = Arc::clone(&ground.clock);
     let ticket = std::fs::read_to_string(&foreign.ticket)
         .map_err(|source| SimError::Ticket { path: foreign.ticket.clone(), source })?;

@@ -92,14 +92,19 @@ pub async fn run(options: Options, exe: PathBuf, work: &Path) -> Result<Report, 
     let mut chance = seed::stream(options.seed, "gateway", 0);
     let shape = Shape::new(options.gateways, options.heartbeat, &mut chance).map_err(SimError::Port)?;
     let gateways = Gateways::start(&exe, work, &shape).await?;
-    let world = World { ground: Ground::real(), gateways, addresses: shape.addresses, pause: live::pause() };
+    let world = World {
+        ground: Arc::new(Ground::real()),
+        gateways,
+        addresses: shape.addresses,
+        pause: live::pause(),
+    };
     run_in(world, options, &exe, work).await
 }
 
 /// What a run takes place in.
 pub struct World {
     /// What agents stand on.
-    pub ground: Ground,
+    pub ground: Arc<Ground>,
     /// What they dial.
     pub gateways: Gateways,
     /// host:port of each.

@@ -196,7 +196,7 @@ pub struct ChildStart<'a> {
     /// Where logs go.
     pub work: &'a Path,
     /// Of the agents that run here.
-    pub ground: &'a Ground,
+    pub ground: &'a Arc<Ground>,
     /// Where faults are counted.
     pub tally: &'a Arc<Tally>,
 }

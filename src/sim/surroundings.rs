@@ -69,11 +69,6 @@ impl Surroundings {
         self.armed.clone()
     }
 
-    /// What its links go through.
-    pub fn cable(&self) -> Cable {
-        self.cable.clone()
-    }
-
     /// Breaks them for a while.
     pub async fn disturb(&self, blow: Blow, lasts: Duration) -> Felt {
         match blow {

@@ -117,7 +117,7 @@ impl Worker {
     async fn carry_out(&mut self, order: Order) -> Option<Word> {
         match order {
             Order::Join { plan, first, count, ticket } => {
-                let ground = Ground::real();
+                let ground = Arc::new(Ground::real());
                 let agents = first..first + count;
                 self.joined = agents.map(|index| Agent::new(&plan, &ground, index)).collect();
                 Some(match Fleet::join(&self.joined, &ticket).await {

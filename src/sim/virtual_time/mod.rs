@@ -94,5 +94,5 @@ async fn world(options: &Options, work: &Path, clock: Arc<dyn Clock>) -> Result<
         journal: Mode::Inline,
     };
     let ground = Ground { clock, climate: CLIMATE, means: Box::new(means) };
-    Ok(World { ground, gateways: Gateways::of(gateways), addresses, pause: LIVE })
+    Ok(World { ground: Arc::new(ground), gateways: Gateways::of(gateways), addresses, pause: LIVE })
 }

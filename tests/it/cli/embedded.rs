@@ -36,7 +36,6 @@ fn options(state: &std::path::Path, seed: u64) -> Options {
         journal: Mode::Thread,
         reboot: Arc::new(bcd::host::fake_machine::FakeReboot::none()),
         programs: Arc::new(bcd::exec::Supervisors::new(env!("CARGO_BIN_EXE_bcd").into())),
-        protocol: bcd::wire::version::Range::OWN,
         connect: Arc::new(bcd::host::tcp::Tcp),
         dialer: None,
         notifier: Arc::default(),
