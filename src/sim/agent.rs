@@ -270,8 +270,7 @@ impl Agent {
         Ok(snapshot.counts.done)
     }
 
-    /// A copy of its state directory on another machine with the same links, as a restored image is. It must not run
-    /// meanwhile.
+    /// A copy of its state directory on another machine, as a restored image is. It must not run meanwhile.
     ///
     /// # Errors
     /// A file cannot be copied.
