@@ -14,7 +14,7 @@ use super::rows::{parsed, signed, unsigned};
 use crate::model::limits::EVENT_BYTES;
 use crate::model::{Event, EventClass, EventType, JournalId, NewEvent};
 
-/// A security event that a peer can cause is written at most this often, ms of boot time.
+/// Pause between two security events that somebody else can provoke at will, ms of boot time.
 const SECURITY_PAUSE_MS: u64 = 60_000;
 /// What a row costs beside its body, bytes: numbers, type, boot id and the tree.
 const BESIDE_BODY: u64 = 160;

@@ -325,7 +325,7 @@ impl Driver {
         (self.parts.journal.ack_of(journal, acked) == AckOf::OldCopy).then_some(acked)
     }
 
-    /// Also when the gateway lied: it costs a few refusals, and nothing runs twice.
+    /// A lie of the gateway is treated no otherwise: a new id harms nothing but some commands that are refused.
     fn old_copy(&mut self, acked: u64) {
         let (journal, id) = (self.parts.journal.clone(), JournalId::random(&mut self.parts.rng));
         tracing::error!(journal = %journal.id(), new = %id, acked, "the journal is an older copy of itself and takes a new id");
