@@ -1,6 +1,6 @@
 //! The closing table and its JSON form.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
@@ -14,11 +14,12 @@ use super::reconnect;
 use crate::model::CommandId;
 
 /// How commands ended.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Ends {
     succeeded: usize,
     failed: usize,
-    failed_unasked: usize,
+    /// How often each reason, of those that nobody asked to fail.
+    unasked: BTreeMap<String, usize>,
     interrupted: usize,
     expired: usize,
     unended: usize,
@@ -118,13 +119,15 @@ impl Report {
 
     /// The closing table.
     pub fn table(&self) -> String {
-        let Ends { succeeded, failed, failed_unasked, interrupted, .. } = self.ends;
-        let Ends { expired, unended, duplicates, lost, .. } = self.ends;
+        let Ends { succeeded, failed, interrupted, expired, unended, duplicates, lost, .. } =
+            self.ends.clone();
         let total = succeeded + failed + interrupted + expired + unended;
-        let asked = if failed_unasked == 0 {
-            "all asked to".into()
+        let reasons: Vec<String> =
+            self.ends.unasked.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
+        let asked = if reasons.is_empty() {
+            "all asked to".to_owned()
         } else {
-            format!("{failed_unasked} NOT asked to")
+            format!("not asked to: {}", reasons.join(", "))
         };
         let options = &self.options;
         let mut text = format!(
@@ -207,7 +210,8 @@ impl Report {
         let invariants = self.verdicts.iter().map(|verdict| {
             json!({ "id": verdict.id, "held": verdict.held(), "checks": verdict.checks, "broken": verdict.broken })
         });
-        let Ends { succeeded, failed, interrupted, expired, unended, duplicates, lost, .. } = self.ends;
+        let Ends { succeeded, failed, interrupted, expired, unended, duplicates, lost, .. } =
+            self.ends.clone();
         json!({
             "schema": 1,
             "seed": self.options.seed,
@@ -242,7 +246,10 @@ fn ends(evidence: &Evidence) -> Ends {
                 ends.failed += 1;
                 let asked = matches!(class, Some(Class::Fails | Class::Cancelled(_)));
                 let known = matches!(&*row.reason, "journal-lost" | "denied-by-operator");
-                ends.failed_unasked += usize::from(!asked && !known);
+                if !asked && !known {
+                    let reason = if row.reason.is_empty() { &row.state } else { &row.reason };
+                    *ends.unasked.entry(reason.clone()).or_default() += 1;
+                }
             }
             _ => ends.unended += 1,
         }
