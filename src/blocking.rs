@@ -17,6 +17,11 @@ pub async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -
     tokio::task::spawn_blocking(work).await
 }
 
+/// As [`run`]; a panic of the work is the caller's.
+pub async fn run_or_unwind<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    run(work).await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+}
+
 /// Work runs on the thread that awaits it.
 #[cfg(feature = "fakehw")]
 pub mod inline {

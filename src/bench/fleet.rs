@@ -9,6 +9,7 @@ use rand::rngs::StdRng;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::blocking;
 use crate::clock::{self, SystemClock};
 use crate::config::Config;
 use crate::host::fake_machine::FakeReboot;
@@ -79,7 +80,7 @@ pub async fn nodes(folder: &Path, first: usize, count: usize) -> Result<(), Flee
             limits: Limits::NONE,
             ..Options::new(&config, Arc::new(SystemClock), rng, boot_id.clone(), reboot)
         };
-        let built = tokio::task::spawn_blocking(move || Node::build(options)).await;
+        let built = blocking::run(move || Node::build(options)).await;
         let node = built.map_err(|_| FleetError::NodeEnded)??;
         running.spawn(node.run(stop.clone()));
     }

@@ -21,6 +21,7 @@ use self::peer::{Peer, PeerError};
 use super::lab::{Lab, LabError};
 use super::raw::Raw;
 use super::{Aim, Figure, Part};
+use crate::blocking;
 use crate::clock::{self, Clock, SystemClock};
 use crate::config::Config;
 use crate::host::fake_machine::FakeReboot;
@@ -123,10 +124,7 @@ async fn build(home: &Path, endpoint: Endpoint, dialer: Arc<Kept>) -> Result<Nod
         dialer: Some(dialer),
         ..Options::new(&config, Arc::new(SystemClock), StdRng::from_os_rng(), clock::boot_id()?, reboot)
     };
-    match tokio::task::spawn_blocking(move || Node::build(options)).await {
-        Ok(built) => Ok(built?),
-        Err(error) => std::panic::resume_unwind(error.into_panic()),
-    }
+    Ok(blocking::run_or_unwind(move || Node::build(options)).await?)
 }
 
 /// The median of a round, us.

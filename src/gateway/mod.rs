@@ -319,7 +319,7 @@ async fn prepare(
     let serving = Arc::new(Serving::new(chain, key)?);
     if let Some(files) = &options.serving {
         let (files, serving) = (files.clone(), serving.clone());
-        joined(blocking::run(move || serving.load(&files)).await)?;
+        blocking::run_or_unwind(move || serving.load(&files)).await?;
     }
     let tls = Arc::new(tls::server_config(serving.clone(), &node_root, clock.clone())?);
 
@@ -434,12 +434,7 @@ async fn open_state(
     mode: store::Mode,
 ) -> Result<Opened, GatewayError> {
     let (directories, judge, now) = (Directories::of(options), clock.clone(), ServerTime(clock.wall_ms()));
-    joined(blocking::run(move || directories.open(judge, mode, now)).await)
-}
-
-/// What work that blocks has come to; its panic is the caller's.
-fn joined<T>(done: Result<T, tokio::task::JoinError>) -> T {
-    done.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+    blocking::run_or_unwind(move || directories.open(judge, mode, now)).await
 }
 
 async fn serve(

@@ -16,6 +16,7 @@ use rand::rngs::StdRng;
 use tokio::sync::watch;
 
 use super::{BuildError, Node, Options, bind_status_socket};
+use crate::blocking;
 use crate::clock::Clock;
 use crate::identity::Identity;
 use crate::journal::Trouble;
@@ -77,10 +78,7 @@ pub async fn build(
 async fn attempt(options: &mut Options) -> Result<Node, BuildError> {
     let mut once = options.clone();
     once.rng = StdRng::from_rng(&mut options.rng);
-    match tokio::task::spawn_blocking(move || Node::build(once)).await {
-        Ok(built) => built,
-        Err(error) => std::panic::resume_unwind(error.into_panic()),
-    }
+    blocking::run_or_unwind(move || Node::build(once)).await
 }
 
 /// An error that the disk is to blame for, with the condition that it makes; any other is the end.
