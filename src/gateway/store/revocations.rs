@@ -89,7 +89,7 @@ impl Store {
             let now = now();
             tell_its_gateway(db, &node, now)?;
             duplicates::forget(db, node.as_str())?;
-            for table in ["joins", "certs", "revocations", "nodes"] {
+            for table in ["certs", "revocations", "nodes"] {
                 db.execute(&format!("DELETE FROM {table} WHERE node_id = ?"), [node.as_str()])?;
             }
             let mut end = db.prepare(

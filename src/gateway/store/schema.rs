@@ -118,6 +118,9 @@ DELETE FROM meta WHERE key = 'gateway_id';
 const SIGNATURES: &str = "
 ALTER TABLE commands ADD COLUMN signatures BLOB NOT NULL DEFAULT x'';
 UPDATE commands SET cancel = NULL;
+-- The join service has tables of its own.
+DROP TABLE tokens;
+DROP TABLE joins;
 ";
 
 /// The steps from one schema to the next.
