@@ -28,6 +28,21 @@ impl Bench {
         self.effect_has_started().await;
     }
 
+    /// A program as `script` has it, `more` among its arguments, that runs on while no daemon does.
+    async fn left_running(script: &str, more: Value) -> (TempDir, Value) {
+        let mut bench = Self::new();
+        let command = bench.script("c-1", script, more);
+        bench.running(&command).await;
+        (bench.crash().await, command)
+    }
+
+    /// Ends the program of [`Bench::left_running`], and waits for its supervisor's end.
+    async fn ended(dir: &Path) {
+        let supervisor = supervisor(dir, "c-1.json");
+        Self::let_go(dir, "c-1");
+        until("the supervisor's end", || !lives(supervisor.pid)).await;
+    }
+
     fn let_go(dir: &Path, command: &str) {
         std::fs::write(dir.join(format!("{command}.go")), "").expect("a file");
     }
@@ -66,10 +81,7 @@ async fn program_of(dir: &Path, command: &str) -> i32 {
 
 #[tokio::test]
 async fn a_program_that_outlives_its_daemon_is_in_flight_at_the_next_and_its_true_result_is_delivered() {
-    let mut bench = Bench::new();
-    let command = bench.script("c-1", UNTIL_LET_GO, json!({}));
-    bench.running(&command).await;
-    let dir = bench.crash().await;
+    let (dir, command) = Bench::left_running(UNTIL_LET_GO, json!({})).await;
 
     let mut bench = Bench::over(dir, "i-2");
     assert_eq!(bench.lanes.running_ids(), [id("c-1")]);
@@ -89,13 +101,8 @@ async fn a_program_that_outlives_its_daemon_is_in_flight_at_the_next_and_its_tru
 
 #[tokio::test]
 async fn a_program_that_ends_while_no_daemon_runs_is_done_at_the_next_start() {
-    let mut bench = Bench::new();
-    let command = bench.script("c-1", UNTIL_LET_GO, json!({}));
-    bench.running(&command).await;
-    let dir = bench.crash().await;
-    let supervisor = supervisor(dir.path(), "c-1.json");
-    Bench::let_go(dir.path(), "c-1");
-    until("the supervisor's end", || !lives(supervisor.pid)).await;
+    let (dir, command) = Bench::left_running(UNTIL_LET_GO, json!({})).await;
+    Bench::ended(dir.path()).await;
 
     let mut bench = Bench::over(dir, "i-2");
     assert!(bench.lanes.running_ids().is_empty());
@@ -106,10 +113,7 @@ async fn a_program_that_ends_while_no_daemon_runs_is_done_at_the_next_start() {
 
 #[tokio::test]
 async fn a_time_limit_that_passes_while_no_daemon_runs_ends_the_program() {
-    let mut bench = Bench::new();
-    let command = bench.script("c-1", UNTIL_LET_GO, json!({"time_limit_s": 1}));
-    bench.running(&command).await;
-    let dir = bench.crash().await;
+    let (dir, command) = Bench::left_running(UNTIL_LET_GO, json!({"time_limit_s": 1})).await;
     let program = program_of(dir.path(), "c-1").await;
     until("the program's end", || !lives(program)).await;
 
@@ -121,10 +125,7 @@ async fn a_time_limit_that_passes_while_no_daemon_runs_ends_the_program() {
 
 #[tokio::test]
 async fn a_program_of_an_earlier_daemon_is_ended_by_a_cancellation() {
-    let mut bench = Bench::new();
-    let command = bench.script("c-1", UNTIL_LET_GO, json!({}));
-    bench.running(&command).await;
-    let dir = bench.crash().await;
+    let (dir, _) = Bench::left_running(UNTIL_LET_GO, json!({})).await;
     let program = program_of(dir.path(), "c-1").await;
 
     let mut bench = Bench::over(dir, "i-2");
@@ -157,10 +158,7 @@ async fn what_a_killed_supervisor_had_started_is_ended_and_the_command_is_interr
 
 #[tokio::test]
 async fn a_supervisor_that_died_with_its_daemon_leaves_an_interrupted_command_that_never_runs_again() {
-    let mut bench = Bench::new();
-    let command = bench.script("c-1", UNTIL_LET_GO, json!({}));
-    bench.running(&command).await;
-    let dir = bench.crash().await;
+    let (dir, command) = Bench::left_running(UNTIL_LET_GO, json!({})).await;
     let program = program_of(dir.path(), "c-1").await;
     kill_process(pid(supervisor(dir.path(), "c-1.json").pid), Signal::KILL).expect("a signal");
 
@@ -192,10 +190,7 @@ async fn a_retry_safe_program_whose_supervisor_is_gone_too_runs_again_as_attempt
 
 #[tokio::test]
 async fn a_retry_safe_program_that_waits_to_run_again_is_ended_by_a_cancellation() {
-    let mut bench = Bench::new();
-    let command = bench.script("c-1", UNTIL_LET_GO, json!({"retry_safe": true}));
-    bench.running(&command).await;
-    let dir = bench.crash().await;
+    let (dir, command) = Bench::left_running(UNTIL_LET_GO, json!({"retry_safe": true})).await;
     kill_process(pid(supervisor(dir.path(), "c-1~1.json").pid), Signal::KILL).expect("a signal");
 
     let mut bench = Bench::over(dir, "i-2");
@@ -209,13 +204,8 @@ async fn a_retry_safe_program_that_waits_to_run_again_is_ended_by_a_cancellation
 
 #[tokio::test]
 async fn a_torn_outcome_record_is_no_outcome() {
-    let mut bench = Bench::new();
-    let command = bench.script("c-1", UNTIL_LET_GO, json!({}));
-    bench.running(&command).await;
-    let dir = bench.crash().await;
-    let supervisor = supervisor(dir.path(), "c-1.json");
-    Bench::let_go(dir.path(), "c-1");
-    until("the supervisor's end", || !lives(supervisor.pid)).await;
+    let (dir, command) = Bench::left_running(UNTIL_LET_GO, json!({})).await;
+    Bench::ended(dir.path()).await;
     let record = dir.path().join("outcome/c-1.json");
     let whole = std::fs::read(&record).expect("an outcome");
     std::fs::write(&record, &whole[..whole.len() / 2]).expect("torn");

@@ -72,22 +72,28 @@ async fn build(options: &Options) -> Node {
     panic!("the journal is still held after 2 s");
 }
 
-#[tokio::test]
-async fn a_node_whose_future_is_dropped_gives_its_journal_back_and_a_clean_stop_ends_in_time() {
-    let dir = tempfile::tempdir().unwrap();
-    let gateway = Gateway::start(dir.path());
+/// A gateway, and the state directory of a node that has joined it.
+async fn joined(dir: &std::path::Path) -> (Gateway, std::path::PathBuf, NodeId) {
+    let gateway = Gateway::start(dir);
     let (gateway, line) = tokio::task::spawn_blocking(move || {
         let line = gateway.ticket(1, 3600);
         (gateway, line)
     })
     .await
     .unwrap();
-    let state = dir.path().join("state");
-    let joined = join(join_options(&state, &line), |_| {}).await.unwrap();
+    let state = dir.join("state");
+    let node_id = join(join_options(&state, &line), |_| {}).await.unwrap().node_id;
+    (gateway, state, node_id)
+}
+
+#[tokio::test]
+async fn a_node_whose_future_is_dropped_gives_its_journal_back_and_a_clean_stop_ends_in_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let (gateway, state, node_id) = joined(dir.path()).await;
 
     for seed in 0..3 {
         let node = build(&options(&state, seed)).await;
-        assert_eq!(*node.node_id(), joined.node_id);
+        assert_eq!(*node.node_id(), node_id);
         let (_hold, stop) = watch::channel(false);
         let crashed = tokio::time::timeout(Duration::from_millis(300), node.run(stop)).await;
         assert!(crashed.is_err(), "it ran until it was dropped");
@@ -138,15 +144,7 @@ async fn probe(gateway: &std::path::Path, node: &NodeId) -> String {
 async fn a_wall_clock_set_back_a_year_changes_nothing_in_a_live_session_nor_at_a_start() {
     const YEAR_MS: i64 = 365 * 24 * 3600 * 1000;
     let dir = tempfile::tempdir().unwrap();
-    let gateway = Gateway::start(dir.path());
-    let (gateway, line) = tokio::task::spawn_blocking(move || {
-        let line = gateway.ticket(1, 3600);
-        (gateway, line)
-    })
-    .await
-    .unwrap();
-    let state = dir.path().join("state");
-    let node_id = join(join_options(&state, &line), |_| {}).await.unwrap().node_id;
+    let (gateway, state, node_id) = joined(dir.path()).await;
     let clock = Arc::new(SetBack::default());
     for (seed, before, after) in [(1, 0, YEAR_MS), (2, YEAR_MS, YEAR_MS), (3, YEAR_MS, -YEAR_MS)] {
         clock.0.store(before, std::sync::atomic::Ordering::Relaxed);
