@@ -177,7 +177,7 @@ pub(super) mod tests {
     use crate::model::{NodeId, Role};
     use crate::wire::bundle::TrustBundle;
     use crate::wire::der::Der;
-    use crate::wire::dsse::{Document as _, sign};
+    use crate::wire::dsse::{Document as _, sign, signing_key};
     use crate::wire::enroll::OpeningKey;
 
     /// A join service that signs whatever it is told to.
@@ -189,8 +189,7 @@ pub(super) mod tests {
     impl Service {
         pub(in crate::identity) fn new() -> Self {
             let pair = KeyPair::generate().unwrap();
-            let der = rustls::pki_types::PrivateKeyDer::Pkcs8(pair.serialize_der().into());
-            let key = rustls::crypto::ring::sign::any_ecdsa_type(&der).unwrap();
+            let key = signing_key(pair.serialize_der()).unwrap();
             Self { public: PublicKey::from_spki(&pair.subject_public_key_info()).unwrap(), key }
         }
 

@@ -1,10 +1,10 @@
 //! What a node certificate says of its node, read from its URI SANs.
 
 use rustls::pki_types::CertificateDer;
-use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::model::{Digest, NodeId, Role, ServerTime};
+use crate::wire::x509;
 
 /// Prefix of the one URI that names the node.
 const SPIFFE: &str = "spiffe://";
@@ -58,16 +58,8 @@ impl Leaf {
     /// # Errors
     /// See [`CertificateError`].
     pub fn read(der: &CertificateDer<'_>) -> Result<Self, CertificateError> {
-        let (rest, certificate) = X509Certificate::from_der(der).map_err(|_| CertificateError::Malformed)?;
-        let sans = certificate.subject_alternative_name().map_err(|_| CertificateError::Malformed)?;
-        if !rest.is_empty() {
-            return Err(CertificateError::Malformed);
-        }
-        let names = sans.as_ref().map(|sans| sans.value.general_names.as_slice()).unwrap_or_default();
-        let uris: Vec<&str> = names
-            .iter()
-            .filter_map(|name| if let GeneralName::URI(uri) = name { Some(*uri) } else { None })
-            .collect();
+        let certificate = x509::read(der).ok_or(CertificateError::Malformed)?;
+        let uris = x509::uris(&certificate).ok_or(CertificateError::Malformed)?;
         let name = only(&uris, SPIFFE)?;
         let role = only(&uris, ROLE)?;
         let (trust_domain, site, node_id) =

@@ -107,9 +107,9 @@ pub enum BundleError {
     /// An endpoint that is none.
     #[error("an endpoint of it is none")]
     Endpoint(#[from] BadEndpoint),
-    /// A command root that is no CA.
+    /// A root that is no CA.
     #[error(transparent)]
-    CommandRoot(#[from] BadRoot),
+    Root(#[from] BadRoot),
     /// A quorum that nobody, or everybody alone, reaches.
     #[error("its approver set asks for {quorum} of {keys} keys")]
     Quorum {
@@ -193,14 +193,12 @@ mod tests {
     use rustls::sign::SigningKey;
 
     use super::*;
-    use crate::wire::dsse::sign;
+    use crate::wire::dsse::{sign, signing_key};
 
     struct Signer(Arc<dyn SigningKey>, PublicKey);
 
     fn signer() -> Signer {
-        let der =
-            rustls::pki_types::PrivateKeyDer::Pkcs8(KeyPair::generate().unwrap().serialize_der().into());
-        let key = rustls::crypto::ring::sign::any_ecdsa_type(&der).unwrap();
+        let key = signing_key(KeyPair::generate().unwrap().serialize_der()).unwrap();
         let public = PublicKey::from_spki(&key.public_key().unwrap()).unwrap();
         Signer(key, public)
     }

@@ -16,6 +16,7 @@ pub mod memory;
 pub mod status;
 pub mod tls;
 pub mod version;
+pub mod x509;
 
 /// The generated types of `proto/bcd/v1`.
 #[allow(missing_docs, clippy::all, clippy::pedantic)]

@@ -10,13 +10,12 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, PublicKeyData as _, SanType,
 };
-use rustls::pki_types::PrivateKeyDer;
 use rustls::sign::SigningKey;
 
 use super::ca::{Ca, validity, write_whole};
 use crate::model::{Digest, ServerTime};
 use crate::wire::der::Der;
-use crate::wire::dsse::{Envelope, KeyError, PublicKey, SignError, sign};
+use crate::wire::dsse::{Envelope, KeyError, PublicKey, SignError, sign, signing_key};
 use crate::wire::enroll::{OpeningKey, SealError, SealingKey};
 
 /// A worker's certificate is short-lived, and replaced when half of it has passed.
@@ -40,9 +39,9 @@ pub enum KeysError {
     /// A key or certificate cannot be made or read.
     #[error("cannot make or read a key of the worker")]
     Key(#[from] rcgen::Error),
-    /// TLS's library does not take the key.
+    /// It cannot sign.
     #[error("cannot use a key of the worker")]
-    Tls(#[from] rustls::Error),
+    Sign(#[from] SignError),
     /// It has no public half of ours.
     #[error("a key of the worker is none")]
     Public(#[from] KeyError),
@@ -88,7 +87,7 @@ impl Keys {
     /// See [`KeysError`].
     pub fn open(dir: &Path, now: ServerTime) -> Result<Self, KeysError> {
         let pair = pair(&dir.join("join-signing.key"))?;
-        let join_signing = signing_key(&pair)?;
+        let join_signing = signing_key(pair.serialize_der())?;
         let opening = OpeningKey::new(&secret(&dir.join("join-encryption.key"))?)?;
         let root_pair = self::pair(&dir.join("command-root.key"))?;
         let root_path = dir.join("command-root.der");
@@ -105,7 +104,7 @@ impl Keys {
         let command_issuer = Issuer::from_ca_cert_der(&der, root_pair)?;
         let own = KeyPair::generate()?;
         let worker = WorkerKey {
-            key: signing_key(&own)?,
+            key: signing_key(own.serialize_der())?,
             pair: own,
             leaf: Bytes::new(),
             // None yet: made at the first signature.
@@ -162,11 +161,6 @@ impl Keys {
         }
         sign(payload_type, body, &*worker.key, vec![worker.leaf.clone()])
     }
-}
-
-fn signing_key(pair: &KeyPair) -> Result<Arc<dyn SigningKey>, KeysError> {
-    let der = PrivateKeyDer::Pkcs8(pair.serialize_der().into());
-    Ok(rustls::crypto::ring::sign::any_ecdsa_type(&der)?)
 }
 
 fn root_params(now: ServerTime) -> Result<CertificateParams, rcgen::Error> {

@@ -1,9 +1,8 @@
 use rcgen::{CertificateParams, KeyPair};
-use rustls::sign::SigningKey;
 
 use super::*;
 use crate::wire::bundle::Trust;
-use crate::wire::dsse::{CommandRoots, PublicKey, verify_document};
+use crate::wire::dsse::{CommandRoots, PublicKey, signing_key, verify_document};
 use crate::wire::enroll::SealingKey;
 
 const NOW: ServerTime = ServerTime(1_800_000_000_000);
@@ -48,11 +47,6 @@ fn request(pair: &KeyPair) -> Vec<u8> {
 
 fn same(pair: &KeyPair) -> KeyPair {
     KeyPair::from_pem(&pair.serialize_pem()).unwrap()
-}
-
-fn signing(pair: &KeyPair) -> std::sync::Arc<dyn SigningKey> {
-    let der = rustls::pki_types::PrivateKeyDer::Pkcs8(pair.serialize_der().into());
-    rustls::crypto::ring::sign::any_ecdsa_type(&der).unwrap()
 }
 
 impl Lab {
@@ -127,7 +121,9 @@ impl Lab {
             issued_at: at,
         };
         change(&mut proof);
-        let proof = sign(RenewProof::TYPE, json(&proof), &*signing(signer), Vec::new()).unwrap();
+        let proof =
+            sign(RenewProof::TYPE, json(&proof), &*signing_key(signer.serialize_der()).unwrap(), Vec::new())
+                .unwrap();
         let request = pb::RenewRequest { csr: csr.into(), proof: Some(proof.into()) };
         let leaf = node.issued.chain[0].clone();
         self.worker.answer(Ask::Renew { request: Der(request.encode_to_vec().into()), leaf }, at)

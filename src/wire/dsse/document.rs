@@ -71,7 +71,7 @@ pub fn verify_document<T: Document>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::dsse::sign;
+    use crate::wire::dsse::{sign, signing_key};
 
     #[derive(Debug, serde::Deserialize)]
     struct Note {
@@ -93,8 +93,7 @@ mod tests {
 
     fn key() -> (std::sync::Arc<dyn rustls::sign::SigningKey>, PublicKey) {
         let pair = rcgen::KeyPair::generate().unwrap();
-        let der = rustls::pki_types::PrivateKeyDer::Pkcs8(pair.serialize_der().into());
-        let key = rustls::crypto::ring::sign::any_ecdsa_type(&der).unwrap();
+        let key = signing_key(pair.serialize_der()).unwrap();
         let public = PublicKey::from_spki(&key.public_key().unwrap()).unwrap();
         (key, public)
     }

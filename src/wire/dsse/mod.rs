@@ -16,7 +16,7 @@ pub use command::{
 };
 pub use document::{Document, DocumentError, verify_document};
 pub use key::{KeyError, PublicKey};
-pub use sign::{SignError, sign};
+pub use sign::{SignError, sign, signing_key};
 pub use worker::{BadRoot, CommandRoots, Worker, WorkerError};
 
 use serde::{Deserialize, Serialize};

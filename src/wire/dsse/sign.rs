@@ -1,7 +1,10 @@
 //! Signing an envelope. The key is a rustls signing key, so that a key in a file and one in a TPM sign alike.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use rustls::SignatureScheme;
+use rustls::pki_types::PrivateKeyDer;
 use rustls::sign::SigningKey;
 
 use super::{Envelope, Signature, pre_authentication};
@@ -19,6 +22,15 @@ pub enum SignError {
     /// The key refused.
     #[error("the signing key failed")]
     Failed(#[source] rustls::Error),
+}
+
+/// The signing key of a P-256 key in PKCS#8, DER.
+///
+/// # Errors
+/// It is none.
+pub fn signing_key(pkcs8: Vec<u8>) -> Result<Arc<dyn SigningKey>, SignError> {
+    rustls::crypto::ring::sign::any_ecdsa_type(&PrivateKeyDer::Pkcs8(pkcs8.into()))
+        .map_err(|_| SignError::Key)
 }
 
 /// Signs `payload` as a body of `payload_type`; `chain` is the signer's, DER, leaf first, or empty where the key is

@@ -5,13 +5,12 @@ use std::sync::Arc;
 use rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime};
 use webpki::ring::{ECDSA_P256_SHA256, ED25519};
 use webpki::{EndEntityCert, KeyUsage};
-use x509_parser::extensions::GeneralName;
-use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{Envelope, Signature, pre_authentication};
 use crate::model::limits::CHAIN;
 use crate::model::{Digest, ServerTime};
 use crate::wire::tls::unix_time;
+use crate::wire::x509;
 
 /// What a worker's certificate names it by.
 const WORKER: &str = "urn:bc:worker:";
@@ -39,9 +38,9 @@ pub struct Worker {
     pub key: Digest,
 }
 
-/// A certificate that is no command root.
+/// A certificate that is no root.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a command root is no CA certificate: {0}")]
+#[error("a root is no CA certificate: {0}")]
 pub struct BadRoot(String);
 
 /// Why no worker vouches for an envelope.
@@ -143,16 +142,9 @@ impl CommandRoots {
 
 /// The one worker's name of a leaf, and its key.
 fn read(leaf: &CertificateDer<'_>) -> Result<(String, Digest), WorkerError> {
-    let (rest, certificate) = X509Certificate::from_der(leaf).map_err(|_| WorkerError::Malformed)?;
-    let names = certificate.subject_alternative_name().map_err(|_| WorkerError::Malformed)?;
-    if !rest.is_empty() {
-        return Err(WorkerError::Malformed);
-    }
-    let names = names.as_ref().map(|names| names.value.general_names.as_slice()).unwrap_or_default();
-    let mut workers = names.iter().filter_map(|name| match name {
-        GeneralName::URI(uri) => uri.strip_prefix(WORKER),
-        _ => None,
-    });
+    let certificate = x509::read(leaf).ok_or(WorkerError::Malformed)?;
+    let uris = x509::uris(&certificate).ok_or(WorkerError::Malformed)?;
+    let mut workers = uris.iter().filter_map(|uri| uri.strip_prefix(WORKER));
     let (Some(name), None) = (workers.next(), workers.next()) else { return Err(WorkerError::Name) };
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
     if !(1..=128).contains(&name.len()) || !name.bytes().all(plain) {

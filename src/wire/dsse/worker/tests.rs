@@ -4,7 +4,7 @@ use rustls::sign::SigningKey;
 use time::OffsetDateTime;
 
 use super::*;
-use crate::wire::dsse::sign;
+use crate::wire::dsse::{sign, signing_key};
 
 const NOW: ServerTime = ServerTime(1_800_000_000_000);
 
@@ -29,8 +29,7 @@ impl Root {
         (params.not_before, params.not_after) = (at(from_s), at(until_s));
         let key = KeyPair::generate().unwrap();
         let leaf = params.signed_by(&key, &self.issuer).unwrap();
-        let der = rustls::pki_types::PrivateKeyDer::Pkcs8(key.serialize_der().into());
-        (rustls::crypto::ring::sign::any_ecdsa_type(&der).unwrap(), Bytes::copy_from_slice(leaf.der()))
+        (signing_key(key.serialize_der()).unwrap(), Bytes::copy_from_slice(leaf.der()))
     }
 
     fn roots(&self) -> CommandRoots {
