@@ -220,7 +220,7 @@ impl Core {
         let left = match self.transaction(&mut jobs, rides.then_some(&lazy)) {
             Ok(lazy_written) => {
                 self.shared.publish(&self.counters);
-                if lazy_written && lazy.has_acks() {
+                if lazy_written && lazy.buries() {
                     failpoint::hit(failpoint::TOMBSTONE);
                 }
                 if lazy_written { Lazy::default() } else { lazy }

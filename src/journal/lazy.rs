@@ -65,6 +65,11 @@ impl Lazy {
         !self.acks.is_empty() || self.events.is_some()
     }
 
+    /// Whether a result's ack is among them, which makes a tombstone of its row.
+    pub(super) fn buries(&self) -> bool {
+        !self.acks.is_empty()
+    }
+
     /// How long it may wait for a commit of somebody else; absent when nothing waits.
     pub(super) fn wait(&self) -> Option<Duration> {
         if self.has_acks() {
