@@ -229,8 +229,8 @@ impl Locked {
         let (mode, node) = (self.options.mode, self.options.node_id.clone());
         let moved_aside = self.moved_aside.clone();
         let mut core = self.into_core().map_err(|error| WriteError::of(&error, None))?;
-        let records = begun::read_all(&core.state, node.as_str())
-            .map_err(|error| WriteError { why: crate::model::Reason::IoError, detail: error.to_string() })?;
+        let records =
+            begun::read_all(&core.state, node.as_str()).map_err(|error| WriteError::of_file(&error))?;
         records.tell(&core.state);
         let Settled { mut recovered, reattached } = core.run_one(|core| {
             if let Some(kept) = moved_aside {
@@ -310,10 +310,11 @@ fn establish(
         return Err(sqlite(rusqlite::Error::SqliteFailure(corrupt, Some(damage))));
     }
     settings::apply(ground.settings, &conn, db)?;
-    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false).map_err(sqlite)?;
     schema::migrate(&mut conn, version, &options.node_id, new_id, birth).map_err(sqlite)?;
     // After the first read or write: SQLite makes the log no earlier.
     files::grow_wal(ground.disk, db, options.wal_bytes)?;
+    // Last: closing a journal whose sync has failed must carry nothing anywhere.
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false).map_err(sqlite)?;
     Ok(conn)
 }
 

@@ -3,6 +3,9 @@
 //!
 //! There is no session meanwhile. A Hello names the journal, and one that named another would have the control plane
 //! end what is in flight as lost (docs/decisions/0025-a-start-waits-for-its-disk.md).
+//!
+//! A sync that fails is not waited out: this process opens the journal no more. It ends, once a boot, and stays without a
+//! journal after that (docs/decisions/0071-a-failed-sync-at-a-start-ends-the-process.md).
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -19,13 +22,13 @@ use super::{BuildError, Node, Options, bind_status_socket};
 use crate::blocking;
 use crate::clock::Clock;
 use crate::identity::Identity;
-use crate::journal::Trouble;
+use crate::journal::{Hindrance, Trouble};
 use crate::model::Incarnation;
 use crate::session::SessionStatus;
 use crate::status::report::{self, Certificate, Report};
 use crate::status::socket::{Question, Socket};
 use crate::systemd::Notifier;
-use crate::upkeep::Conditions;
+use crate::upkeep::{Conditions, failed_sync};
 
 /// Between two tries: each reads the whole journal.
 const FIRST: Duration = Duration::from_secs(1);
@@ -45,27 +48,26 @@ pub async fn build(
         _ = stop.wait_for(|stop| *stop) => return Ok(None),
         built = attempt(&mut options) => built,
     };
-    let (error, trouble) = match first {
+    let mut held = match first {
         Ok(node) => return Ok(Some(node)),
-        Err(error) => hindrance(error)?,
+        Err(error) => Held::by(error, &options).await?,
     };
     let waiting = Waiting::new(&mut options)?;
-    waiting.look(&error, trouble);
+    waiting.look(&held);
     let socket = bind_status_socket(options.run_dir.as_deref());
     let tries = async {
         let mut pause = FIRST;
-        loop {
+        while !held.for_good {
             waiting.next_try(pause);
             tokio::time::sleep(pause).await;
             pause = LONGEST.min(pause * 2);
-            match attempt(&mut options).await {
+            held = match attempt(&mut options).await {
                 Ok(node) => return Ok(Some(node)),
-                Err(error) => {
-                    let (error, trouble) = hindrance(error)?;
-                    waiting.look(&error, trouble);
-                }
-            }
+                Err(error) => Held::by(error, &options).await?,
+            };
+            waiting.look(&held);
         }
+        std::future::pending().await
     };
     tokio::select! {
         biased;
@@ -81,11 +83,39 @@ async fn attempt(options: &mut Options) -> Result<Node, BuildError> {
     blocking::run_or_unwind(move || Node::build(once)).await
 }
 
-/// An error that the disk is to blame for, with the condition that it makes; any other is the end.
-fn hindrance(error: BuildError) -> Result<(BuildError, Trouble), BuildError> {
-    match error.hindrance() {
-        Some(trouble) => Ok((error, trouble)),
-        None => Err(error),
+/// A start that the disk holds up.
+struct Held {
+    error: BuildError,
+    /// The condition that it makes.
+    trouble: Trouble,
+    /// This process tries no more.
+    for_good: bool,
+}
+
+impl Held {
+    /// # Errors
+    /// The disk is not to blame; or a sync has failed, and this process is to end.
+    async fn by(error: BuildError, options: &Options) -> Result<Self, BuildError> {
+        match error.hindrance() {
+            None => Err(error),
+            Some(Hindrance::Passing(trouble)) => Ok(Self { error, trouble, for_good: false }),
+            Some(Hindrance::FailedSync(trouble)) => {
+                if failed_sync::exits(options.run_dir.clone(), options.boot_id.clone()).await {
+                    return Err(error);
+                }
+                Ok(Self { error, trouble, for_good: true })
+            }
+        }
+    }
+
+    /// For people.
+    fn why(&self) -> String {
+        let Trouble { why, detail } = &self.trouble;
+        if self.for_good {
+            format!("a sync failed again in this boot ({why}), so that only a new process may try: {detail}")
+        } else {
+            format!("waiting for its disk ({why}): {detail}")
+        }
     }
 }
 
@@ -127,11 +157,16 @@ impl Waiting {
     }
 
     /// A try has failed.
-    fn look(&self, error: &BuildError, trouble: Trouble) {
-        let chain: &dyn std::error::Error = error;
-        tracing::error!(error = chain, state = %self.state.display(), "the daemon cannot start yet; it waits for its disk");
-        self.shared.conditions.observe([(trouble.why, trouble.detail.clone())]);
-        self.why.send_replace(format!("waiting for its disk ({}): {}", trouble.why, trouble.detail));
+    fn look(&self, held: &Held) {
+        let (chain, state): (&dyn std::error::Error, _) = (&held.error, self.state.display());
+        if held.for_good {
+            tracing::error!(error = chain, %state, "a sync failed again in this boot: the daemon stays without its journal until it is restarted");
+            self.shared.session.send_modify(|session| session.until_boot_ms = None);
+        } else {
+            tracing::error!(error = chain, %state, "the daemon cannot start yet; it waits for its disk");
+        }
+        self.shared.conditions.observe([(held.trouble.why, held.trouble.detail.clone())]);
+        self.why.send_replace(held.why());
     }
 
     fn next_try(&self, pause: Duration) {

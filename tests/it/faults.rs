@@ -480,17 +480,33 @@ fn a_start_on_a_disk_without_room_for_the_log_waits_and_says_so_and_runs_with_sp
 }
 
 #[test]
-fn a_start_whose_recovery_cannot_be_synced_waits_and_says_so_and_runs_when_the_disk_is_well() {
+fn a_start_whose_recovery_cannot_be_synced_ends_once_and_the_boots_second_opens_the_journal_no_more() {
     let mut lab = Lab::joined();
     lab.start_node(None);
     lab.probe();
+    assert_eq!(lab.node().terminate().code(), Some(0));
     let faults = lab.path("faults");
-    starts_when_it_can(
-        &mut lab,
-        "io-error",
-        |_| std::fs::write(&faults, "journal.sync 5\n").unwrap(),
-        |_| std::fs::remove_file(&faults).unwrap(),
-    );
+    std::fs::write(&faults, "journal.sync 5\n").unwrap();
+    lab.start_node(None);
+    assert_eq!(lab.node().wait("an end by itself").code(), Some(73), "{}", lab.logs());
+    assert!(lab.path("run/sync-failed").exists());
+
+    lab.start_node(None);
+    until("the condition", || (conditions(&lab) == ["io-error"]).then_some(()));
+    // What this process would read now may be pages that never reached the disk.
+    std::fs::remove_file(&faults).unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    let during = status(&lab);
+    let session = &during["session"];
+    assert_eq!((&session["state"], &during["journal"]), (&json!("waiting"), &json!(null)), "{during}");
+    assert_eq!(session["until_boot_ms"], json!(null), "it tries no more: {during}");
+    let asked = shown(&lab.bcd(&["journal", "show"], None).output().unwrap());
+    assert!(asked.contains("only a new process may try"), "{asked}");
+    assert_eq!(lab.node().terminate().code(), Some(0));
+
+    lab.start_node(None);
+    lab.probe();
+    until("the end of the condition", || conditions(&lab).is_empty().then_some(()));
 }
 
 #[test]

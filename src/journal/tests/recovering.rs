@@ -283,3 +283,40 @@ async fn a_recovery_that_cannot_be_written_is_an_error_and_changes_nothing() {
     assert_eq!(error.why, Reason::Disk);
     assert_eq!(machine.start_at(ISSUED).1.interrupted, [id("c-1")]);
 }
+
+fn not_recovered(machine: &Machine, faults: &Faults) -> WriteError {
+    let locked = machine.locked().with_faults(faults.clone());
+    locked.recover(Some(at(ISSUED))).map(|(_, recovered)| recovered).expect_err("not recovered")
+}
+
+#[tokio::test]
+async fn only_the_disk_holds_a_recovery_up_and_a_failed_sync_is_told_from_what_passes() {
+    use rusqlite::ffi;
+    let machine = Machine::new();
+    for code in [ffi::SQLITE_FULL, ffi::SQLITE_READONLY, ffi::SQLITE_IOERR_WRITE, ffi::SQLITE_CANTOPEN] {
+        let faults = Faults::default();
+        faults.fail(At::Commit, code);
+        let error = not_recovered(&machine, &faults);
+        assert!(matches!(error.hindrance(), Some(Hindrance::Passing(_))), "{code}: {error:?}");
+    }
+    for code in [ffi::SQLITE_IOERR_FSYNC, ffi::SQLITE_IOERR_DIR_FSYNC] {
+        let faults = Faults::default();
+        faults.fail(At::Commit, code);
+        let error = not_recovered(&machine, &faults);
+        assert!(matches!(error.hindrance(), Some(Hindrance::FailedSync(_))), "{code}: {error:?}");
+    }
+    for code in [ffi::SQLITE_CORRUPT, ffi::SQLITE_CONSTRAINT] {
+        let faults = Faults::default();
+        faults.fail(At::Commit, code);
+        assert_eq!(not_recovered(&machine, &faults).hindrance(), None, "{code}");
+    }
+}
+
+#[tokio::test]
+async fn a_row_that_cannot_be_read_is_not_waited_out() {
+    let machine = Machine::new();
+    accepted(&machine.start(), "c-1", ONCE).await;
+    machine.sql().execute("UPDATE commands SET id = 'not/an id'", []).expect("written");
+    let error = not_recovered(&machine, &Faults::default());
+    assert_eq!(error.hindrance(), None, "{error:?}");
+}
