@@ -80,7 +80,7 @@ pub(super) fn settle(locked: &Locked, state: &Path, boot_id: &BootId) -> Result<
     await_starts(state);
     let records = locked.begun()?;
     let lives = |record: &Record| {
-        record.supervisor.as_ref().is_some_and(|supervisor| process::open(supervisor, boot_id).is_some())
+        record.supervisor.as_ref().is_some_and(|supervisor| process::may_live(supervisor, boot_id))
     };
     let (alive, gone): (Vec<&Record>, Vec<&Record>) = records.iter().partition(|record| lives(record));
     for supervisor in gone.iter().filter_map(|record| record.supervisor.as_ref()) {
@@ -187,7 +187,7 @@ mod tests {
     /// A record of a program whose supervisor is this process.
     fn record(journal_id: &JournalId, boot_id: &BootId, supervisor: &Child) -> Record {
         let pid = rustix::process::Pid::from_child(supervisor);
-        let start = process::stat(pid).expect("a process").start;
+        let start = process::stat(pid).expect("read").expect("a process").start;
         Record {
             id: CommandId::new("c-1").expect("an id"),
             body_sha256: Digest::of(b"body"),
