@@ -14,6 +14,9 @@ use crate::failpoint;
 
 /// What a corrupt journal is called; the time in seconds follows.
 const ASIDE: &str = "journal.db.corrupt-";
+/// Behind the name of a moved-aside journal: an empty file that stands until an event has told of the move, whatever
+/// crashes there are in between.
+const UNTOLD: &str = ".untold";
 /// Moved-aside files kept; older ones are removed.
 const KEPT: usize = 3;
 
@@ -128,6 +131,12 @@ pub(super) fn move_aside(
     let at = kept.first().map_or(unix_s, |(last, _)| unix_s.max(last + 1));
     let aside = state.join(format!("{ASIDE}{at}"));
     let wal = wal_of(db);
+    match disk.create(&untold_of(&aside)) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(io_error("note the move to", &aside)(error));
+        }
+        _ => disk.sync_dir(state).map_err(not_synced(state))?,
+    }
     // The database first. A crash between the two leaves a log alone, which `prepare` lays beside its database; the
     // other way round it would leave a database without its log, perhaps one that opens and has forgotten commands.
     disk.rename(db, &aside).map_err(io_error("move aside", db))?;
@@ -139,6 +148,31 @@ pub(super) fn move_aside(
     }
     forget_oldest(disk, state).map_err(io_error("tidy", state))?;
     Ok(aside)
+}
+
+fn untold_of(aside: &Path) -> PathBuf {
+    let mut name = aside.as_os_str().to_owned();
+    name.push(UNTOLD);
+    name.into()
+}
+
+/// The name of the journal that was moved aside last, where no event has told of it. `told` says that the journal in its
+/// place has told of its start, and so of the move.
+pub(super) fn untold(disk: &dyn Disk, state: &Path, told: bool) -> Result<Option<String>, OpenError> {
+    let names = disk.names(state).map_err(io_error("list", state))?;
+    let mut moved = Vec::new();
+    for mark in names.iter().filter(|name| name.starts_with(ASIDE)) {
+        let Some(aside) = mark.strip_suffix(UNTOLD) else { continue };
+        if told {
+            let mark = state.join(mark);
+            disk.remove(&mark).map_err(io_error("remove", &mark))?;
+        } else if names.iter().any(|name| name == aside) {
+            // Else the move never began.
+            moved.push(aside.to_owned());
+        }
+    }
+    // Numbers of seconds, of one length for centuries to come.
+    Ok(moved.into_iter().max())
 }
 
 /// The database that was moved aside last, where its log is not beside it.
