@@ -320,3 +320,29 @@ async fn a_row_that_cannot_be_read_is_not_waited_out() {
     let error = not_recovered(&machine, &Faults::default());
     assert_eq!(error.hindrance(), None, "{error:?}");
 }
+
+#[tokio::test]
+async fn the_records_of_every_attempt_go_with_their_commands_tombstone() {
+    let machine = Machine::new();
+    let journal = machine.start();
+    let running = running(&journal, "c-1", RETRY_SAFE).await;
+    let other = running_record(&machine, &journal, &self::running(&journal, "c-10", RETRY_SAFE).await, 1);
+    for attempt in 1..=3 {
+        let record = running_record(&machine, &journal, &running, attempt);
+        record.create(&machine.state()).expect("a record");
+        Ended { begun: record, outcome: success() }.write(&machine.state()).expect("written");
+    }
+    other.create(&machine.state()).expect("a record");
+    begun::remove(&machine.state(), &id("c-1"), 3).expect("removed");
+    let outcomes = std::fs::read_dir(machine.state().join("outcome")).expect("a directory").count();
+    assert_eq!((machine.records(), outcomes), (1, 0), "another command's stays");
+}
+
+fn running_record(
+    machine: &Machine,
+    journal: &Journal,
+    running: &Durable<Running>,
+    attempt: u32,
+) -> begun::Record {
+    begun::Record { attempt, ..begun::Record::of(&machine.starter(journal), running) }
+}
