@@ -166,14 +166,17 @@ impl BuildError {
 
     /// What the disk has to be mended of before a start can succeed; absent where no mended disk would help.
     fn hindrance(&self) -> Option<Hindrance> {
+        let passing = |errno: Option<i32>, error: &dyn std::error::Error| {
+            let why = journal::hindrance(Errno::from_raw(errno?))?;
+            let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+            Some(Hindrance::Passing(Trouble { why, detail: format!("{error}{cause}") }))
+        };
         match self {
+            Self::Identity(error) => passing(error.errno(), error),
             Self::Journal(error) => error.hindrance(),
-            Self::Floors(FloorsError::State(error)) => {
-                let why = journal::hindrance(Errno::from_raw(error.errno()?))?;
-                Some(Hindrance::Passing(Trouble { why, detail: error.to_string() }))
-            }
+            Self::Floors(FloorsError::State(error)) => passing(error.errno(), error),
             Self::Recovery(error) => error.hindrance(),
-            Self::Identity(_) | Self::Floors(FloorsError::Damaged { .. }) | Self::Tls { .. } => None,
+            Self::Floors(FloorsError::Damaged { .. }) | Self::Tls { .. } => None,
         }
     }
 }

@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -52,7 +52,8 @@ pub async fn build(
         Ok(node) => return Ok(Some(node)),
         Err(error) => Held::by(error, &options).await?,
     };
-    let waiting = Waiting::new(&mut options)?;
+    let waiting = Waiting::new(&mut options);
+    waiting.learn().await?;
     waiting.look(&held);
     let socket = bind_status_socket(options.run_dir.as_deref());
     let tries = async {
@@ -65,6 +66,7 @@ pub async fn build(
                 Ok(node) => return Ok(Some(node)),
                 Err(error) => Held::by(error, &options).await?,
             };
+            waiting.learn().await?;
             waiting.look(&held);
         }
         std::future::pending().await
@@ -129,7 +131,8 @@ struct Waiting {
 
 /// What questions are answered from.
 struct Shared {
-    identity: Identity,
+    /// Absent while the disk does not give it.
+    identity: OnceLock<Identity>,
     incarnation: Incarnation,
     clock: Arc<dyn Clock>,
     conditions: Conditions,
@@ -138,22 +141,40 @@ struct Shared {
 }
 
 impl Waiting {
-    fn new(options: &mut Options) -> Result<Self, BuildError> {
+    fn new(options: &mut Options) -> Self {
         let (why, told) = watch::channel(String::new());
         let shared = Shared {
-            identity: Identity::load(&options.state)?,
+            identity: OnceLock::new(),
             incarnation: Incarnation::random(&mut options.rng),
             clock: Arc::clone(&options.clock),
             conditions: Conditions::new(Arc::clone(&options.clock)),
             session: watch::Sender::new(SessionStatus::new(options.clock.boot())),
             why: told,
         };
-        Ok(Self {
+        Self {
             state: options.state.clone(),
             notifier: Arc::clone(&options.notifier),
             shared: Arc::new(shared),
             why,
-        })
+        }
+    }
+
+    /// Whose daemon it is, as soon as the disk tells.
+    ///
+    /// # Errors
+    /// The disk is not what hinders it.
+    async fn learn(&self) -> Result<(), BuildError> {
+        if self.shared.identity.get().is_some() {
+            return Ok(());
+        }
+        let state = self.state.clone();
+        match blocking::run_or_unwind(move || Identity::load(&state)).await.map_err(BuildError::from) {
+            Ok(identity) => {
+                self.shared.identity.get_or_init(|| identity);
+                Ok(())
+            }
+            Err(error) => error.hindrance().map(drop).ok_or(error),
+        }
     }
 
     /// A try has failed.
@@ -193,7 +214,13 @@ impl Waiting {
 impl Shared {
     fn answer(&self, question: &Question) -> Vec<u8> {
         let document = match question {
-            Question::Status => serde_json::to_vec(&self.report()),
+            Question::Status => match self.identity.get() {
+                Some(identity) => serde_json::to_vec(&self.report(identity)),
+                None => serde_json::to_vec(&serde_json::json!({
+                    "error": *self.why.borrow(),
+                    "conditions": self.conditions.all(),
+                })),
+            },
             Question::Journal | Question::Export(_) | Question::Check => {
                 serde_json::to_vec(&serde_json::json!({ "error": *self.why.borrow() }))
             }
@@ -202,7 +229,7 @@ impl Shared {
         document.unwrap_or_default()
     }
 
-    fn report(&self) -> Report {
+    fn report(&self, identity: &Identity) -> Report {
         Report {
             schema: report::SCHEMA,
             version: env!("CARGO_PKG_VERSION").into(),
@@ -210,12 +237,12 @@ impl Shared {
             incarnation: self.incarnation.clone(),
             boot_ms: u64::try_from(self.clock.boot().as_millis()).unwrap_or(u64::MAX),
             server_time: None,
-            node: report::Node::of(&self.identity),
+            node: report::Node::of(identity),
             session: self.session.borrow().clone(),
             lanes: BTreeMap::new(),
             running: Vec::new(),
             journal: None,
-            certificate: Certificate::at(self.identity.not_after, None),
+            certificate: Certificate::at(identity.not_after, None),
             conditions: self.conditions.all(),
         }
     }

@@ -480,6 +480,23 @@ fn a_start_on_a_disk_without_room_for_the_log_waits_and_says_so_and_runs_with_sp
 }
 
 #[test]
+fn a_start_whose_identity_the_disk_does_not_give_waits_and_says_so_and_runs_when_it_can_be_read() {
+    let mut lab = Lab::joined();
+    let faults = lab.path("faults");
+    std::fs::write(&faults, "state.read 5\n").unwrap();
+    lab.start_node(None);
+    until("the condition", || (conditions(&lab) == ["io-error"]).then_some(()));
+    let text = shown(&lab.bcd(&["status"], None).output().unwrap());
+    assert!(text.contains("waiting for its disk (io-error)"), "{text}");
+    let brief = lab.bcd(&["status", "--brief"], None).output().unwrap();
+    assert_eq!(brief.status.code(), Some(1), "{}", shown(&brief));
+    std::fs::remove_file(&faults).unwrap();
+    lab.probe();
+    assert!(lab.node().is_running(), "without a restart");
+    until("the end of the condition", || conditions(&lab).is_empty().then_some(()));
+}
+
+#[test]
 fn a_start_whose_recovery_cannot_be_synced_ends_once_and_the_boots_second_opens_the_journal_no_more() {
     let mut lab = Lab::joined();
     lab.start_node(None);
