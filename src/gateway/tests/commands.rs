@@ -35,6 +35,45 @@ async fn a_command_goes_to_its_node_and_its_result_is_stored_and_acked() {
 }
 
 #[tokio::test]
+async fn a_command_whose_running_was_lost_is_running_once_its_nodes_hello_names_it_and_no_other_is() {
+    let gateway = Gateway::start().await;
+    let (machine, other) = (gateway.machine().await, gateway.machine().await);
+    let (runs, lost, waits) =
+        (gateway.program(&machine).await, gateway.program(&machine).await, gateway.program(&machine).await);
+    let (ended, elsewhere) = (gateway.program(&machine).await, gateway.program(&other).await);
+    let mut session = machine.live(&gateway).await;
+    for id in [&runs, &lost, &waits, &ended] {
+        let command = session.command().await;
+        assert_eq!(id_of(&command), *id);
+        if *id == ended {
+            session.say(&command, Say::Succeeded).await;
+            session.acked().await;
+        } else if *id != lost {
+            session.say(&command, Say::Accepted).await;
+            gateway.reaches(id, "accepted").await;
+        }
+    }
+    let mut elsewhere_session = other.live(&gateway).await;
+    let command = elsewhere_session.command().await;
+    elsewhere_session.say(&command, Say::Accepted).await;
+    gateway.reaches(&elsewhere, "accepted").await;
+
+    let mut hello = machine.hello();
+    hello.incarnation = "i-2".into();
+    hello.running_command_ids = [&runs, &lost, &ended, &elsewhere].map(ToString::to_string).into();
+    let mut session = machine.live_with(&gateway, hello).await;
+    let state = async |id| gateway.show(id).await.state;
+    assert_eq!((state(&runs).await, state(&lost).await), ("running".to_owned(), "running".to_owned()));
+    assert_eq!(gateway.show(&runs).await.attempt, 1);
+    assert_eq!(state(&waits).await, "accepted", "it has not begun");
+    assert_eq!(state(&ended).await, "succeeded", "a state never sinks");
+    assert_eq!(state(&elsewhere).await, "accepted", "another node's");
+    assert_eq!(id_of(&session.command().await), waits, "what does not run is delivered again");
+    session.quiet(Duration::from_millis(100)).await;
+    gateway.stop().await;
+}
+
+#[tokio::test]
 async fn commands_wait_for_the_first_heartbeat() {
     let gateway = Gateway::start().await;
     let machine = gateway.machine().await;
@@ -258,7 +297,7 @@ async fn a_new_journal_fails_what_may_not_run_twice_and_nobody_holds() {
     assert_eq!(id_of(&session.command().await), ids[1]);
     let lost = gateway.show(&ids[0]).await;
     assert_eq!((&*lost.state, &*lost.reason, &*lost.effect), ("failed", "journal-lost", "unknown"));
-    assert_eq!(gateway.show(&ids[2]).await.state, "dispatched");
+    assert_eq!(gateway.show(&ids[2]).await.state, "running", "as its Hello has said");
     gateway.stop().await;
 }
 
