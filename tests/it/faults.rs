@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use bcd::gateway::control::{CommandView, Request, Response};
+use bcd::gateway::control::{CommandView, Response};
+use bcd::gateway::worker::Draft;
 use bcd::model::CommandId;
 use serde_json::json;
 use serde_json::value::to_raw_value;
@@ -98,9 +99,8 @@ fn refused_until_it_expires(lab: &Lab, name: &str) -> String {
     let witness = lab.path("witness");
     let argv = ["/bin/sh", "-c", "echo \"$1\" >> \"$2\"", "sh", name, &witness.to_string_lossy()];
     let args = to_raw_value(&json!({ "argv": argv })).unwrap();
-    let request =
-        Request::Enqueue { node: lab.node_id(), kind: "node.exec".into(), args, ttl_s: 2, id: None };
-    let Response::Enqueued(id) = lab.ask(&request) else { panic!("not enqueued") };
+    let draft = Draft { node: lab.node_id(), kind: "node.exec".into(), args, ttl_s: 2, id: None };
+    let Response::Enqueued(id) = lab.ask(&lab.signed(draft)) else { panic!("not enqueued") };
     let view = lab.ended(&id);
     assert_eq!((view.state.as_str(), lab.runs(name)), ("expired", 0), "{view:?}\n{}", lab.logs());
     view.message

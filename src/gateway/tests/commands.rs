@@ -4,7 +4,9 @@ use serde_json::json;
 
 use super::lab::{Gateway, id_of, update};
 use crate::gateway::control::{Request, Response};
-use crate::model::Lane;
+use crate::gateway::worker::Draft;
+use crate::model::{CommandId, Lane};
+use crate::wire::dsse::Envelope;
 use crate::wire::pb::CommandState as Say;
 use crate::wire::pb::gateway_frame::Frame as Out;
 use crate::wire::pb::node_frame::Frame as In;
@@ -196,7 +198,7 @@ async fn a_cancelled_command_that_an_earlier_delivery_may_have_started_is_ended_
     let replay = session.command().await;
     session.refuse(&replay, "busy", "io-error").await;
     gateway.reaches(&id, "pending").await;
-    gateway.ask(Request::Cancel { id: id.clone() }).await;
+    gateway.cancel(&id).await.expect("taken");
     assert_eq!(gateway.show(&id).await.state, "pending", "only the node knows whether it runs");
     let mut told = false;
     while !told {
@@ -306,7 +308,7 @@ async fn a_cancellation_ends_what_waits_here_and_is_told_to_the_node_that_has_it
     let gateway = Gateway::start().await;
     let machine = gateway.machine().await;
     let waiting = gateway.program(&machine).await;
-    gateway.ask(Request::Cancel { id: waiting.clone() }).await;
+    gateway.cancel(&waiting).await.expect("taken");
     assert_eq!(gateway.show(&waiting).await.state, "cancelled");
 
     let id = gateway.program(&machine).await;
@@ -315,7 +317,7 @@ async fn a_cancellation_ends_what_waits_here_and_is_told_to_the_node_that_has_it
     assert_eq!(id_of(&command), id, "the cancelled one is not delivered");
     session.say(&command, Say::Accepted).await;
     gateway.reaches(&id, "accepted").await;
-    gateway.ask(Request::Cancel { id: id.clone() }).await;
+    gateway.cancel(&id).await.expect("taken");
     let cancel = loop {
         match session.next().await.expect("a frame") {
             Out::Cancel(cancel) => break cancel,
@@ -387,17 +389,24 @@ async fn a_wait_ends_with_the_command() {
 async fn a_request_that_cannot_be_honoured_is_answered_with_why() {
     let gateway = Gateway::start().await;
     let machine = gateway.machine().await;
-    let mut client =
-        crate::gateway::control::Client::connect(&gateway.dir.path().join("gw")).await.expect("there");
+    let mut operator = gateway.operator().await;
     let args = serde_json::value::to_raw_value(&json!({})).expect("json");
     let node = crate::model::NodeId::new("n-none").expect("an id");
-    let request = Request::Enqueue { node, kind: "node.probe".into(), args, ttl_s: 9, id: None };
-    let why = client.call(&request).await.expect_err("refused").to_string();
+    let draft = Draft { node, kind: "node.probe".into(), args, ttl_s: 9, id: None };
+    let why = operator.enqueue(draft).await.expect_err("refused").to_string();
     assert!(why.contains("n-none"), "{why}");
     let big = json!({"argv": ["x".repeat(crate::model::limits::COMMAND_BODY_BYTES)]});
     let args = serde_json::value::to_raw_value(&big).expect("json");
-    let request = Request::Enqueue { node: machine.id(), kind: "node.exec".into(), args, ttl_s: 9, id: None };
-    assert!(client.call(&request).await.expect_err("refused").to_string().contains("bytes"));
+    let draft = Draft { node: machine.id(), kind: "node.exec".into(), args, ttl_s: 9, id: None };
+    assert!(operator.enqueue(draft).await.expect_err("refused").to_string().contains("bytes"));
+    let why =
+        gateway.cancel(&CommandId::new("c-none").expect("an id")).await.expect_err("refused").to_string();
+    assert!(why.contains("c-none"), "{why}");
+    let none = Envelope { payload_type: String::new(), payload: "{}".into(), signatures: Vec::new() };
+    let Response::Error(why) = gateway.ask_or_refused(Request::Enqueue { command: none }).await else {
+        panic!("no command was enqueued")
+    };
+    assert!(why.contains("not a command"), "{why}");
     gateway.stop().await;
 }
 
