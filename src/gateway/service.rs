@@ -208,7 +208,7 @@ impl Service {
             other => {
                 tracing::error!(?other, "the worker did not answer");
                 let message = "the join service did not answer";
-                self.0.refuse(Code::Internal, Reason::Internal, message, None)
+                self.0.refuse(Code::Unavailable, Reason::Internal, message, None)
             }
         }
     }
