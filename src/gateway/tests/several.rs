@@ -1,5 +1,6 @@
 //! Gateways beside each other over one store.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde_json::json;
@@ -34,12 +35,16 @@ async fn stats(gateway: &Gateway) -> Stats {
 }
 
 #[tokio::test]
-async fn a_ticket_names_every_gateway_of_the_store_its_own_first() {
+async fn a_ticket_names_every_gateway_of_the_store_whoever_is_asked() {
     let (first, second) = pair().await;
     let endpoints = |gateway: &Gateway| gateway.ready.address.to_string();
     let (one, two) = (endpoints(&first), endpoints(&second));
-    assert_eq!(first.ticket(1, 60).await["endpoints"], json!([one, two]));
-    assert_eq!(second.ticket(1, 60).await["endpoints"], json!([two, one]));
+    for gateway in [&first, &second] {
+        let ticket = gateway.ticket(1, 60).await;
+        let named: BTreeSet<&str> =
+            ticket["endpoints"].as_array().expect("a list").iter().filter_map(|one| one.as_str()).collect();
+        assert_eq!(named, BTreeSet::from([&*one, &*two]));
+    }
     let dir = first.stop().await;
     assert_eq!(second.ticket(1, 60).await["endpoints"], json!([two]), "a stopped one is named no more");
     second.stop().await;

@@ -17,9 +17,11 @@ pub enum Ask {
         csr: Der,
         /// Names and addresses that it is dialed by.
         hosts: Vec<String>,
-        /// All gateways of the deployment, for tickets and bundles.
+        /// Where all gateways of the deployment are, for tickets and bundles.
         endpoints: Vec<String>,
     },
+    /// Where the gateways are now; of an end of one, too.
+    Endpoints(Vec<String>),
     /// A JoinRequest to answer.
     Join(Der),
     /// A RenewRequest to answer, and the certificate that the call came with.
@@ -96,7 +98,7 @@ pub enum Told {
     Ticket(String),
     /// To Command and Cancel.
     Signed(Envelope),
-    /// To the other orders.
+    /// To Endpoints and the other orders.
     Done,
     /// A node is refused.
     Refused {

@@ -164,6 +164,9 @@ impl Worker {
     pub fn answer(&self, ask: Ask, now: ServerTime) -> Told {
         told(match ask {
             Ask::Serve { csr, hosts, endpoints } => self.serve(&csr.0, &hosts, &endpoints, now),
+            Ask::Endpoints(endpoints) => {
+                self.enrolment().set_endpoints(&endpoints).map(|()| Told::Done).map_err(AskError::from)
+            }
             Ask::Join(request) => self.join(&request.0, now),
             Ask::Renew { request, leaf } => self.renew(&request.0, &leaf.0, now),
         })
