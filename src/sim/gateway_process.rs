@@ -16,6 +16,7 @@ use rand::rngs::StdRng;
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::gateway::Lies;
 use crate::gateway::control::{Client, ClientError, Request, Response};
 
 /// Why the gateway cannot be used.
@@ -60,6 +61,8 @@ pub struct Shape {
     pub addresses: Vec<String>,
     /// Interval of heartbeats.
     pub heartbeat: Duration,
+    /// What they do that honest ones do not.
+    pub lies: Lies,
 }
 
 impl Shape {
@@ -67,11 +70,11 @@ impl Shape {
     ///
     /// # Errors
     /// There is no free port.
-    pub fn new(count: usize, heartbeat: Duration, rng: &mut StdRng) -> io::Result<Self> {
+    pub fn new(count: usize, heartbeat: Duration, lies: Lies, rng: &mut StdRng) -> io::Result<Self> {
         // All held until all are found, so that no two are the same.
         let held: Vec<TcpListener> = (0..count).map(|_| free_port(rng)).collect::<Result<_, _>>()?;
         let address = |listener: &TcpListener| Ok(listener.local_addr()?.to_string());
-        Ok(Self { addresses: held.iter().map(address).collect::<io::Result<_>>()?, heartbeat })
+        Ok(Self { addresses: held.iter().map(address).collect::<io::Result<_>>()?, heartbeat, lies })
     }
 }
 
@@ -110,6 +113,9 @@ impl GatewayProcess {
             more("--endpoint", address.into());
         }
         more("--heartbeat-interval", format!("{}ms", shape.heartbeat.as_millis()).into());
+        if shape.lies.replays {
+            arguments.push("--replay-ended".into());
+        }
         let gateway = Self {
             exe: exe.to_owned(),
             state,

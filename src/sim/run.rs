@@ -90,7 +90,8 @@ pub(super) fn patience(least: Duration, nodes: usize) -> Duration {
 /// See [`SimError`]. An invariant that did not hold is in the report.
 pub async fn run(options: Options, exe: PathBuf, work: &Path) -> Result<Report, SimError> {
     let mut chance = seed::stream(options.seed, "gateway", 0);
-    let shape = Shape::new(options.gateways, options.heartbeat, &mut chance).map_err(SimError::Port)?;
+    let shape = Shape::new(options.gateways, options.heartbeat, options.chaos.lies(), &mut chance)
+        .map_err(SimError::Port)?;
     let gateways = Gateways::start(&exe, work, &shape).await?;
     let world = World {
         ground: Arc::new(Ground::real()),

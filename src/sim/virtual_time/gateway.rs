@@ -18,7 +18,7 @@ use super::super::gateway_process::GatewayError;
 use super::net::Net;
 use crate::clock::Clock;
 use crate::gateway::control::{ClientError, Request, Response};
-use crate::gateway::{self, Local, Options};
+use crate::gateway::{self, Lies, Local, Options};
 use crate::wire::link::Endpoint;
 
 /// The first gateway's port; each further one has the next.
@@ -39,6 +39,8 @@ pub struct Terms {
     pub certificate_life: Duration,
     /// Interval of heartbeats.
     pub heartbeat: Duration,
+    /// What it does that an honest one does not.
+    pub lies: Lies,
 }
 
 /// The gateways that run, by number: an outage of the store befalls all of them.
@@ -131,6 +133,7 @@ impl VirtualGateway {
             store: Some(self.terms.store.clone()),
             certificate_life: self.terms.certificate_life,
             heartbeat_interval: self.terms.heartbeat,
+            lies: self.terms.lies,
             seed: Some(seed),
             ..Options::new(
                 self.terms.state.clone(),

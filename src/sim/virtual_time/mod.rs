@@ -76,6 +76,7 @@ async fn world(options: &Options, work: &Path, clock: Arc<dyn Clock>) -> Result<
             seed: chance("gateway", number.into()),
             certificate_life: options.duration + SPARE,
             heartbeat: options.heartbeat,
+            lies: options.chaos.lies(),
         };
         let gateway =
             VirtualGateway::start(terms, number, (net.clone(), all.clone()), Arc::clone(&clock)).await?;
