@@ -16,6 +16,7 @@ use rand::rngs::StdRng;
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::gateways::WORKER;
 use crate::gateway::Lies;
 use crate::gateway::control::{Client, ClientError, Request, Response};
 
@@ -112,6 +113,7 @@ impl GatewayProcess {
         for address in &shape.addresses {
             more("--endpoint", address.into());
         }
+        more("--worker", work.join(WORKER).into());
         more("--heartbeat-interval", format!("{}ms", shape.heartbeat.as_millis()).into());
         if shape.lies.replays {
             arguments.push("--replay-ended".into());

@@ -187,6 +187,7 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::journal::Cause;
     use crate::session::status::LiveStatus;
 
     fn report(boot_ms: u64, live: Option<LiveStatus>) -> Report {
@@ -241,7 +242,7 @@ mod tests {
             tokens(Ok(journal(None, limits::UNACKED_RESULTS)), good),
             [Reason::JournalFull, Reason::NoBirth]
         );
-        let broken = WriteError { why: Reason::IoError, detail: "gone".into() };
+        let broken = WriteError { why: Reason::IoError, cause: Cause::Disk, detail: "gone".into() };
         assert_eq!(tokens(Err(broken), past), [Reason::IoError, Reason::IdentityExpired]);
     }
 }
