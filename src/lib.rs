@@ -9,6 +9,7 @@ pub mod model;
 pub mod blocking;
 pub mod clock;
 pub mod failpoint;
+pub mod mutant;
 pub mod ports;
 pub mod write_fault;
 

@@ -100,6 +100,9 @@ pub(super) struct Args {
     /// Hangs up after each Welcome.
     #[arg(long, hide = true)]
     hang_up: bool,
+    /// Delivers the latest of a node's ended commands again, in each session.
+    #[arg(long, hide = true)]
+    replay_ended: bool,
     /// Stops when its standard input ends: the end of whoever started it with a pipe is then its own.
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
@@ -138,6 +141,7 @@ pub(super) fn run(args: Args) -> Exit {
             welcome_ahead: args.welcome_ahead,
             welcome_behind: args.welcome_behind,
             hangs_up: args.hang_up,
+            replays: args.replay_ended,
         },
         seed: args.seed,
         ..Options::new(args.state, args.listen, Link::at(&works))

@@ -7,6 +7,7 @@ use clap::ValueEnum;
 
 use super::{fail, note, print};
 use crate::model::Exit;
+use crate::mutant;
 use crate::sim::chaos::Level;
 use crate::sim::foreign::Foreign;
 use crate::sim::report::Report;
@@ -91,6 +92,8 @@ enum Chaos {
     Light,
     /// Every fault there is, each agent struck about every 4 s, each gateway about every 14 s
     Heavy,
+    /// As heavy, and the gateways deliver commands again that have ended
+    Hostile,
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
@@ -127,6 +130,9 @@ pub fn run(args: &Args) -> Result<Exit, Exit> {
     if let Some(Question::Explain { file }) = &args.question {
         return explain(file);
     }
+    if let Err(error) = mutant::chosen() {
+        return Err(fail(error, Exit::Usage));
+    }
     let (rate, heartbeat) = match args.virtual_time {
         true => (VIRTUAL_RATE, VIRTUAL_HEARTBEAT),
         false => (REAL_RATE, heartbeat(args.nodes)),
@@ -147,6 +153,7 @@ pub fn run(args: &Args) -> Result<Exit, Exit> {
             Chaos::None => Level::None,
             Chaos::Light => Level::Light,
             Chaos::Heavy => Level::Heavy,
+            Chaos::Hostile => Level::Hostile,
         },
         skew: args.skew,
         page: args.report.clone(),

@@ -13,6 +13,8 @@ pub struct Lies {
     pub welcome_behind: Duration,
     /// It hangs up after each Welcome.
     pub hangs_up: bool,
+    /// It delivers the latest of a node's ended commands again, in each session.
+    pub replays: bool,
 }
 
 impl Lies {

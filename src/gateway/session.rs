@@ -346,6 +346,11 @@ impl Session {
         for (id, body) in first.cancels {
             self.send(Out::Cancel(cancel_frame(&id, body))).await?;
         }
+        if self.hub.settings.lies.replays {
+            for deliver in self.hub.store.lately_ended(self.opening.route.node.clone()).await? {
+                self.deliver(deliver).await?;
+            }
+        }
         Ok(())
     }
 

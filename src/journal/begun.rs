@@ -18,6 +18,7 @@ use super::durable::Durable;
 use super::record::Running;
 use crate::failpoint;
 use crate::model::{BootId, CommandId, Digest, JournalId, NodeId, ServerTime};
+use crate::mutant::{self, Mutant};
 use crate::write_fault::{self, Point};
 
 /// A record has ids of 128 bytes, a digest, a few numbers, and the paths of at most five control groups.
@@ -201,10 +202,15 @@ fn write(state: &Path, record: &Record) -> Result<Begun, BegunError> {
         move |source| BegunError::Io { action, path, source }
     };
     let text = serde_json::to_vec(record).map_err(io::Error::other).map_err(failed("encode"))?;
+    if mutant::is(Mutant::BegunSkipped) || mutant::is(Mutant::EffectBeforeSync) {
+        return Ok(Begun { path });
+    }
+    let again = mutant::is(Mutant::DuplicateStarted);
     let opened = write_fault::check(Point::BegunCreate, &path).and_then(|()| {
         OpenOptions::new()
             .write(true)
-            .create_new(true)
+            .create(again)
+            .create_new(!again)
             .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
             .open(&path)

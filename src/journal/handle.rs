@@ -22,6 +22,7 @@ use super::{AckOf, Admission, EventPage, Mode, Unacked, Vitals, ops};
 use crate::admission::Context;
 use crate::failpoint;
 use crate::model::{Command, CommandId, Digest, Done, EventType, JournalId, NewEvent, Outcome, ServerTime};
+use crate::mutant::{self, Mutant};
 use crate::wire::dsse::Verified;
 
 /// The writer's handle. When the last clone is dropped without [`Journal::close`], the writer ends as in a crash: what
@@ -126,6 +127,10 @@ impl Journal {
     ) -> Result<Durable<Running>, (Durable<Accepted>, WriteError)> {
         let id = command.command.command().header.id.clone();
         let attempt = command.attempt.saturating_add(1);
+        if mutant::is(Mutant::EffectBeforeSync) {
+            let Accepted { command, .. } = command.into_inner();
+            return Ok(Durable::after_sync(Running { command, attempt, started }));
+        }
         match self.submit(move |core| ops::start(core, &id, attempt, started)).await {
             Ok(()) => {
                 failpoint::hit(failpoint::RUNNING);

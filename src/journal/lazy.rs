@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use super::core::Core;
-use super::rows;
+use super::{begun, rows};
 use crate::model::limits::UNACKED_RESULTS;
 use crate::model::{CommandId, JournalId, ServerTime};
+use crate::mutant::{self, Mutant};
 
 const ACKS_WAIT: Duration = Duration::from_secs(1);
 const TIME_WAITS: Duration = Duration::from_secs(60);
@@ -85,6 +86,9 @@ impl Lazy {
             if rows::bury(&core.conn, id)? {
                 core.counters.owed = core.counters.owed.saturating_sub(1);
             }
+            if mutant::is(Mutant::TombstoneForgotten) {
+                forget_at_once(core, id)?;
+            }
         }
         if let Some((journal, seq)) = &self.events {
             super::events::forget(core, journal, *seq)?;
@@ -97,4 +101,14 @@ impl Lazy {
         }
         Ok(())
     }
+}
+
+/// What signed time does to a tombstone that it has passed.
+fn forget_at_once(core: &Core, id: &CommandId) -> rusqlite::Result<()> {
+    if let Some(row) = rows::find(&core.conn, id)?
+        && begun::remove(&core.state, id, row.attempt).is_ok()
+    {
+        rows::forget(&core.conn, id)?;
+    }
+    Ok(())
 }

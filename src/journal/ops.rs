@@ -18,6 +18,7 @@ use crate::model::{
     Answer, AnswerState, Command, CommandId, Done, Effect, EventType, NewEvent, Outcome, Reason, ServerTime,
     Terminal,
 };
+use crate::mutant::{self, Mutant};
 use crate::wire::dsse::Verified;
 
 /// An [`Admission`] before its commit.
@@ -49,7 +50,10 @@ pub(super) fn admit(
     let body_sha256 = command.get().body_sha256;
     let row = rows::find(&core.conn, &header.id)?;
     let facts = JournalFacts {
-        row: row.clone().map(|row| known(core, row)).transpose()?,
+        row: match row.clone() {
+            Some(row) if !mutant::is(Mutant::DuplicateStarted) => Some(known(core, row)?),
+            _ => None,
+        },
         birth: core.counters.named.birth,
         // Each command in flight will need room for its result, so it is counted from its acceptance on.
         room: row.is_some() || (core.counters.owed < UNACKED_RESULTS && !core.counters.events.are_stuck()),
@@ -80,6 +84,7 @@ pub(super) fn admit(
         }
         Decision::IsAccepted => answer(AnswerState::Accepted),
         Decision::IsRunning { attempt } => answer(AnswerState::Running { attempt }),
+        Decision::Again(_) if mutant::is(Mutant::ResultNotResent) => answer(AnswerState::Accepted),
         Decision::Again(done) => Admitting::Ended(done),
         Decision::Reject(mut done) => {
             if done.outcome.state != Terminal::Rejected {
@@ -215,6 +220,9 @@ pub(super) fn unacked(
     after: Option<u64>,
     max_bytes: usize,
 ) -> rusqlite::Result<(Vec<Done>, Option<u64>)> {
+    if mutant::is(Mutant::ResultNotResent) {
+        return Ok((Vec::new(), None));
+    }
     // So many fit into no Hello and no frame; each costs its id and digest beside its output and its message.
     const AT_ONCE: u32 = 1024;
     const BESIDE_OUTCOME: u64 = 256;

@@ -9,6 +9,7 @@ use rand::seq::IndexedRandom as _;
 
 use super::faults::{Blow, Fault, Outage, What};
 use crate::failpoint::{self, Step};
+use crate::gateway::Lies;
 
 /// How much is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub enum Level {
     Light,
     /// Every fault there is: an agent loses its link or its daemon about every 7 s, a gateway is lost about every 15 s.
     Heavy,
+    /// As heavy, and the gateways deliver commands again that have ended.
+    Hostile,
 }
 
 impl Level {
@@ -28,7 +31,13 @@ impl Level {
             Self::None => "none",
             Self::Light => "light",
             Self::Heavy => "heavy",
+            Self::Hostile => "hostile",
         }
+    }
+
+    /// What its gateways do that honest ones do not.
+    pub fn lies(self) -> Lies {
+        Lies { replays: self == Self::Hostile, ..Lies::default() }
     }
 }
 
@@ -45,7 +54,7 @@ impl<T> Row<T> {
         let seconds = match level {
             Level::None => None,
             Level::Light => self.light,
-            Level::Heavy => self.heavy,
+            Level::Heavy | Level::Hostile => self.heavy,
         };
         seconds.map(|seconds| Duration::from_secs(seconds.into()))
     }

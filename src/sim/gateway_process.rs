@@ -17,6 +17,7 @@ use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::gateways::WORKER;
+use crate::gateway::Lies;
 use crate::gateway::control::{Client, ClientError, Request, Response};
 
 /// Why the gateway cannot be used.
@@ -61,6 +62,8 @@ pub struct Shape {
     pub addresses: Vec<String>,
     /// Interval of heartbeats.
     pub heartbeat: Duration,
+    /// What they do that honest ones do not.
+    pub lies: Lies,
 }
 
 impl Shape {
@@ -68,11 +71,11 @@ impl Shape {
     ///
     /// # Errors
     /// There is no free port.
-    pub fn new(count: usize, heartbeat: Duration, rng: &mut StdRng) -> io::Result<Self> {
+    pub fn new(count: usize, heartbeat: Duration, lies: Lies, rng: &mut StdRng) -> io::Result<Self> {
         // All held until all are found, so that no two are the same.
         let held: Vec<TcpListener> = (0..count).map(|_| free_port(rng)).collect::<Result<_, _>>()?;
         let address = |listener: &TcpListener| Ok(listener.local_addr()?.to_string());
-        Ok(Self { addresses: held.iter().map(address).collect::<io::Result<_>>()?, heartbeat })
+        Ok(Self { addresses: held.iter().map(address).collect::<io::Result<_>>()?, heartbeat, lies })
     }
 }
 
@@ -112,6 +115,9 @@ impl GatewayProcess {
         }
         more("--worker", work.join(WORKER).into());
         more("--heartbeat-interval", format!("{}ms", shape.heartbeat.as_millis()).into());
+        if shape.lies.replays {
+            arguments.push("--replay-ended".into());
+        }
         let gateway = Self {
             exe: exe.to_owned(),
             state,

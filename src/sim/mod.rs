@@ -45,6 +45,7 @@ mod worker;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::mutant;
 pub use descriptors::{TooFew, agents_per_process};
 pub use run::{SimError, run};
 pub use worker::work;
@@ -96,8 +97,11 @@ impl Options {
         let foreign = self.foreign.as_ref().map_or(String::new(), |foreign| {
             format!(" --gateway {} --ticket {}", foreign.gateway, foreign.ticket.display())
         });
+        // A mistake that was asked for is part of what happened.
+        let mutant = mutant::chosen().as_ref().ok().and_then(|mutant| *mutant);
+        let mutant = mutant.map_or(String::new(), |mutant| format!("BCD_MUTANT={} ", mutant.name()));
         format!(
-            "bcd sim{world} --nodes {nodes} --gateways {gateways} --duration {}s --seed {seed} --chaos {} --skew {skew} --commands-per-second {commands_per_second} --heartbeat-interval {}s",
+            "{mutant}bcd sim{world} --nodes {nodes} --gateways {gateways} --duration {}s --seed {seed} --chaos {} --skew {skew} --commands-per-second {commands_per_second} --heartbeat-interval {}s",
             duration.as_secs_f64(),
             chaos.name(),
             heartbeat.as_secs_f64(),

@@ -12,7 +12,7 @@ use super::gateways::Gateways;
 use super::history::{Evidence, read_witness};
 use super::invariants::{every_end_told, is_terminal};
 use crate::blocking;
-use crate::gateway::control::{NodeView, Request, Response, Stats};
+use crate::gateway::control::{CommandView, NodeView, Request, Response, Stats};
 use crate::model::NodeId;
 
 /// An event is a round trip behind its result; this is many of them, and more than one redial.
@@ -113,9 +113,7 @@ pub async fn collect(
     witness: &Path,
 ) -> Result<Evidence, SimError> {
     evidence.nodes = nodes_at_rest(gateway).await?;
-    let Response::Commands(commands) = gateway.ask(&Request::History).await? else {
-        return Err(SimError::Answer("history"));
-    };
+    evidence.commands = history(gateway).await?;
     let mut events = Vec::new();
     loop {
         let after = events.last().map_or(0, |event: &crate::gateway::control::EventView| event.seq);
@@ -125,7 +123,7 @@ pub async fn collect(
             _ => return Err(SimError::Answer("events")),
         }
     }
-    (evidence.commands, evidence.events) = (commands, events);
+    evidence.events = events;
     evidence.credits = credits();
     evidence.gateways = gateway.count();
     let until = Instant::now() + TELLING;
@@ -136,11 +134,20 @@ pub async fn collect(
         }
         sleep(POLL).await;
     }
+    // Again: a result goes before its event, so that those of all events are here by now.
+    evidence.commands = history(gateway).await?;
     let path = witness.to_owned();
     let read = blocking::run(move || read_witness(&path)).await;
     let runs = read.unwrap_or_else(|error| Err(std::io::Error::other(error)));
     evidence.witness = runs.map_err(|source| SimError::Witness { path: witness.to_owned(), source })?;
     Ok(evidence)
+}
+
+async fn history(gateway: &Gateways) -> Result<Vec<CommandView>, SimError> {
+    match gateway.ask(&Request::History).await? {
+        Response::Commands(commands) => Ok(commands),
+        _ => Err(SimError::Answer("history")),
+    }
 }
 
 /// Reads on in the nodes' events.

@@ -11,7 +11,7 @@ use super::faults::Tally;
 use super::fleet::Diary;
 use super::gateway_process::{GatewayError, Shape};
 use super::gateways::Gateways;
-use super::history::Evidence;
+use super::history::{Evidence, Moment};
 use super::invariants::judge;
 use super::live::{self, Counts};
 use super::observe;
@@ -93,7 +93,8 @@ pub(super) fn patience(least: Duration, nodes: usize) -> Duration {
 /// See [`SimError`]. An invariant that did not hold is in the report.
 pub async fn run(options: Options, exe: PathBuf, work: &Path) -> Result<Report, SimError> {
     let mut chance = seed::stream(options.seed, "gateway", 0);
-    let shape = Shape::new(options.gateways, options.heartbeat, &mut chance).map_err(SimError::Port)?;
+    let shape = Shape::new(options.gateways, options.heartbeat, options.chaos.lies(), &mut chance)
+        .map_err(SimError::Port)?;
     let gateways = Gateways::start(&exe, work, &shape).await?;
     let world = World {
         ground: Arc::new(Ground::real()),
@@ -133,9 +134,6 @@ pub async fn run_in(world: World, options: Options, exe: &Path, work: &Path) -> 
     let witness = work.join("witness");
     let (driven, diary, grown_kib) = run.broken(&options, &witness).await?;
     troubles.extend(driven.troubles);
-    let mut moments = driven.moments;
-    moments.extend(diary.moments);
-    moments.sort_by_key(|moment| moment.at_ms);
     let settle = patience(SETTLE, options.nodes);
     if !settled(&run.gateways, options.nodes, settle).await {
         troubles.push(format!("not everything had settled {} s after the last fault", settle.as_secs()));
@@ -144,10 +142,13 @@ pub async fn run_in(world: World, options: Options, exe: &Path, work: &Path) -> 
     live::clear();
 
     let old = (0..options.nodes).filter(|agent| skew::is_old(*agent, options.skew)).collect();
+    let moments = in_order(&driven.moments, diary.moments);
     let known = Evidence { handed: driven.handed, agents: run.nodes, moments, old, ..Evidence::default() };
     let mut evidence = observe::collect(&run.gateways, known, &witness).await?;
     let diary = run.agents.stop().await?;
     (evidence.boots, evidence.owed) = (diary.boots, diary.owed);
+    // Whoever was down when the faults stopped has felt the last blow since.
+    evidence.moments = in_order(&driven.moments, diary.moments);
     troubles.extend(diary.troubles);
     let mut report = Report::new(options, &evidence, judge(&evidence));
     report.faults = run.tally.counts();
@@ -158,6 +159,13 @@ pub async fn run_in(world: World, options: Options, exe: &Path, work: &Path) -> 
         std::fs::write(&path, html).map_err(|source| SimError::Page { path, source })?;
     }
     Ok(report)
+}
+
+fn in_order(of_gateways: &[Moment], of_agents: Vec<Moment>) -> Vec<Moment> {
+    let mut moments = of_agents;
+    moments.extend(of_gateways);
+    moments.sort_by_key(|moment| moment.at_ms);
+    moments
 }
 
 /// What runs.

@@ -13,6 +13,7 @@ mod faults;
 mod gateways;
 mod lab;
 mod lies;
+mod mutants;
 mod reboot;
 mod session;
 mod sim;

@@ -14,6 +14,10 @@ use crate::gateway::command_state::State;
 use crate::model::{CommandId, Digest, Lane, NodeId, ServerTime};
 use crate::wire::pb;
 
+/// A gateway that replays takes so many commands, ended no longer ago than this: their bodies hold yet.
+const REPLAYS: u32 = 4;
+const REPLAYED: Duration = Duration::from_secs(60);
+
 /// A command to be queued.
 #[derive(Debug)]
 pub struct NewCommand {
@@ -172,6 +176,24 @@ impl Store {
                 },
             )
             .optional()
+        })
+        .await
+    }
+
+    /// The latest commands that a node has carried out to an end, as if they were to be delivered: no honest gateway
+    /// does that.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn lately_ended(&self, node: NodeId) -> Result<Vec<Deliver>, StoreError> {
+        let since = self.clock()().minus(REPLAYED);
+        self.run(move |db| {
+            let mut rows = db.prepare_cached(
+                "SELECT id, seq, deliveries, lane, payload, NULL, signatures FROM commands WHERE node_id = ?
+                 AND state IN ('succeeded', 'failed') AND effect = 'complete' AND ended_ms > ?
+                 ORDER BY ended_ms DESC, seq DESC LIMIT ?",
+            )?;
+            rows.query_map(params![node.as_str(), since.0, REPLAYS], read_deliver)?.collect()
         })
         .await
     }

@@ -8,6 +8,7 @@ use super::{Store, StoreError, corrupt, events, int};
 use crate::gateway::command_state::State;
 use crate::gateway::update::{End, Said, Update};
 use crate::model::{CommandId, Lane, NodeId, Reason, ServerTime};
+use crate::mutant::{self, Mutant};
 
 /// Back-off after the first refusal, ms; doubles up to [`LONGEST_BACKOFF_MS`].
 const FIRST_BACKOFF_MS: i64 = 1_000;
@@ -123,7 +124,9 @@ fn apply_one(
         return foreign(db, node, &row.id, update, Reason::CommandIdConflict, now);
     }
     match &update.said {
-        Said::Ended(end) if row.state.is_terminal() => late(db, node, &row.id, update, end, now),
+        Said::Ended(end) if row.state.is_terminal() && !mutant::is(Mutant::LateFactCounted) => {
+            late(db, node, &row.id, update, end, now)
+        }
         Said::Ended(end) => ended(db, &row, end, now),
         _ if !live => Ok(Applied::Nothing),
         Said::Refused { reason, detail, busy } => refused(db, &row, reason, detail, *busy, now),
@@ -182,6 +185,17 @@ fn refused(
             state: State::Cancelled,
             reason: "cancelled".into(),
             message: "cancelled before the node took it".into(),
+            effect: "none",
+            attempt: 0,
+            output: String::new(),
+        };
+        return ended(db, row, &end, now);
+    }
+    if mutant::is(Mutant::BusyTerminal) && reason == Reason::Busy.token() {
+        let end = End {
+            state: State::Rejected,
+            reason: reason.to_owned(),
+            message: detail.to_owned(),
             effect: "none",
             attempt: 0,
             output: String::new(),

@@ -90,22 +90,26 @@ fn too_early(handed: &Handed, row: &CommandView) -> bool {
     row.ended_ms < handed.signed_ms.saturating_add(ttl_ms)
 }
 
-/// I5, over what exists: no death of a daemon, lost link, lost journal or dead gateway ends a program that runs. Only a
-/// reboot of its machine does, and a cancellation.
+/// I5, over what exists: no death of a daemon, lost link, lost journal or dead gateway ends a program that runs, or has
+/// its node give it up for ended. Only a reboot of its machine does, and a cancellation.
 pub(super) fn none_ended_unasked(evidence: &Evidence) -> Verdict {
     let (mut checks, mut broken) = (0, Vec::new());
     for row in &evidence.commands {
         let Some(handed) = evidence.handed.get(&row.id) else { continue };
-        if !matches!(handed.planned.class, Class::Sleeps(_)) {
-            continue;
-        }
         let none = Runs::default();
         let runs = evidence.witness.get(row.id.as_str()).unwrap_or(&none);
         checks += runs.begun.len();
-        let cut_short = runs.begun.len() > runs.ended.len();
-        if cut_short && !rebooted_meanwhile(evidence, row) && !evidence.had_twin(row) {
+        let sleeps = matches!(handed.planned.class, Class::Sleeps(_));
+        let what = if sleeps && runs.begun.len() > runs.ended.len() {
+            "ended"
+        } else if row.reason == "interrupted" && !runs.begun.is_empty() {
+            "given up"
+        } else {
+            continue;
+        };
+        if !rebooted_meanwhile(evidence, row) && !evidence.had_twin(row) {
             broken.push(format!(
-                "the program of {} on {} was ended, and its machine was not rebooted; {} {} {}",
+                "the program of {} on {} was {what}, and its machine was not rebooted; {} {} {}",
                 row.id, row.node, row.state, row.reason, row.message
             ));
         }

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use super::{Verdict, loses_journal};
+use super::{Verdict, is_terminal, loses_journal};
 use crate::gateway::control::CommandView;
 use crate::sim::history::Evidence;
 
 /// I7: a journal's events came once each, in order, with no number missing that was not told as dropped, and tell of
-/// every end that a result tells of; only what a lost journal held may be untold.
+/// every end that a result tells of, as a result came of every end that they tell of; only what a lost journal held may
+/// be untold.
 pub(super) fn once(evidence: &Evidence) -> Verdict {
     let (mut last, mut broken) = (BTreeMap::<(&str, &str), u64>::new(), Vec::new());
     for event in &evidence.told {
@@ -35,7 +36,23 @@ pub(super) fn once(evidence: &Evidence) -> Verdict {
             broken.push(format!("{} told of the end of {} in {} journals", row.node, row.id, told.len()));
         }
     }
+    for row in evidence.commands.iter().filter(|row| no_result_came(row) && !evidence.had_twin(row)) {
+        if ends.contains_key(row.id.as_str()) && losses_since(evidence, row).next().is_none() {
+            broken.push(format!("{} told of the end of {}, and its result never came", row.node, row.id));
+        }
+    }
     Verdict::new("I7", evidence.told.len(), "events told", broken)
+}
+
+/// Whether nothing that the gateways know of a command is its node's word on its end: they ended it themselves, or it has
+/// not ended.
+fn no_result_came(row: &CommandView) -> bool {
+    let by_node = match row.state.as_str() {
+        "expired" => false,
+        "failed" => row.reason != "journal-lost",
+        state => is_terminal(state),
+    };
+    !by_node && row.late_facts == 0
 }
 
 /// Whether there is no more to wait for before [`once`] is judged.

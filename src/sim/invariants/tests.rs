@@ -109,7 +109,7 @@ fn a_run_in_which_all_is_well_holds() {
 #[test]
 fn a_lost_unended_or_twice_ended_command_breaks_i1() {
     assert_eq!(broken(|evidence| drop(evidence.commands.remove(0))), ["I1"]);
-    assert_eq!(broken(|evidence| evidence.commands[0].state = "running".into()), ["I1", "I8"]);
+    assert_eq!(broken(|evidence| evidence.commands[0].state = "running".into()), ["I1", "I7", "I8"]);
     assert_eq!(broken(|evidence| evidence.commands[0].terminal_changes = 2), ["I1"]);
     assert_eq!(broken(|evidence| evidence.commands.push(view("c-0", "succeeded", ""))), ["I1"]);
     let unknown = |evidence: &mut Evidence| evidence.commands.push(view("c-9", "rejected", "expired"));
@@ -134,7 +134,7 @@ fn a_second_run_breaks_i2_whatever_the_result_says() {
         witness_again(evidence, "c-0");
         evidence.commands[0] = view("c-0", "failed", "interrupted");
     };
-    assert_eq!(broken(interrupted), ["I2"]);
+    assert_eq!(broken(interrupted), ["I2", "I5"]);
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn a_result_that_the_witness_does_not_bear_out_breaks_i2() {
     assert_eq!(broken(|evidence| evidence.commands[1] = view("c-1", "succeeded", "")), ["I2"]);
     assert_eq!(broken(|evidence| evidence.commands[0] = view("c-0", "failed", "exit-status")), ["I2"]);
     for state in ["rejected", "expired"] {
-        let at = |ended_ms| CommandView { ended_ms, ..view("c-0", state, "expired") };
+        let at = |ended_ms| CommandView { ended_ms, late_facts: 1, ..view("c-0", state, "expired") };
         assert_eq!(broken(|evidence| evidence.commands[0] = at(60_000)), ["I2"], "{state} before its time");
         assert_eq!(broken(|evidence| evidence.commands[0] = at(60_001)), [""; 0], "{state}");
     }
@@ -206,7 +206,38 @@ fn a_program_that_is_cut_short_breaks_i5_unless_its_machine_was_rebooted_meanwhi
         });
         assert_eq!(broken.is_empty(), held, "{blow:?} at {at}: {broken:?}");
     }
-    assert_eq!(broken(|evidence| drop(evidence.witness.remove("c-4"))), ["I2", "I5"]);
+    assert_eq!(broken(|evidence| drop(evidence.witness.remove("c-4"))), ["I2"], "it never began");
+}
+
+#[test]
+fn a_program_that_is_given_up_breaks_i5_unless_its_machine_was_rebooted_meanwhile() {
+    let given_up = |evidence: &mut Evidence| evidence.commands[0] = view("c-0", "failed", "interrupted");
+    assert_eq!(broken(given_up), ["I5"]);
+    let rebooted = |evidence: &mut Evidence| {
+        given_up(evidence);
+        struck(evidence, 3, Blow::Reboot);
+    };
+    assert_eq!(broken(rebooted), [""; 0]);
+    let never_began = |evidence: &mut Evidence| {
+        given_up(evidence);
+        evidence.witness.remove("c-0");
+    };
+    assert_eq!(broken(never_began), [""; 0]);
+}
+
+#[test]
+fn an_end_that_was_told_and_whose_result_never_came_breaks_i7() {
+    let late = |evidence: &mut Evidence, late_facts, state, reason: &str| {
+        evidence.commands[0] = CommandView { late_facts, ended_ms: 60_001, ..view("c-0", state, reason) };
+    };
+    assert_eq!(broken(|evidence| late(evidence, 0, "expired", "expired")), ["I7"]);
+    assert_eq!(broken(|evidence| late(evidence, 1, "expired", "expired")), [""; 0], "it came later");
+    let lost = |evidence: &mut Evidence, at| {
+        late(evidence, 0, "failed", "journal-lost");
+        struck(evidence, at, Blow::JournalLoss);
+    };
+    assert_eq!(broken(|evidence| lost(evidence, 3)), [""; 0], "it was in the journal");
+    assert_eq!(broken(|evidence| lost(evidence, 1)), ["I7"], "before the command came");
 }
 
 #[test]
@@ -232,7 +263,7 @@ fn a_machine_that_boots_without_a_reason_breaks_i2() {
 #[test]
 fn only_a_lost_journal_excuses_a_journal_lost_and_an_end_untold() {
     let lost = |evidence: &mut Evidence| evidence.commands[0] = view("c-0", "failed", "journal-lost");
-    assert_eq!(broken(lost), ["I2"]);
+    assert_eq!(broken(lost), ["I2", "I7"]);
     let excused = |evidence: &mut Evidence| {
         lost(evidence);
         struck(evidence, 3, Blow::JournalLoss);

@@ -19,7 +19,7 @@ use super::net::Net;
 use crate::clock::Clock;
 use crate::gateway::control::{ClientError, Request, Response};
 use crate::gateway::worker::Link;
-use crate::gateway::{self, Local, Options};
+use crate::gateway::{self, Lies, Local, Options};
 use crate::wire::link::Endpoint;
 
 /// The first gateway's port; each further one has the next.
@@ -40,6 +40,8 @@ pub struct Terms {
     pub worker: Link,
     /// Interval of heartbeats.
     pub heartbeat: Duration,
+    /// What it does that an honest one does not.
+    pub lies: Lies,
 }
 
 /// The gateways that run, by number: an outage of the store befalls all of them.
@@ -131,6 +133,7 @@ impl VirtualGateway {
             endpoints: vec![self.endpoint()],
             store: Some(self.terms.store.clone()),
             heartbeat_interval: self.terms.heartbeat,
+            lies: self.terms.lies,
             seed: Some(seed),
             ..Options::new(
                 self.terms.state.clone(),

@@ -79,6 +79,7 @@ async fn world(options: &Options, work: &Path, clock: Arc<dyn Clock>) -> Result<
             seed: chance("gateway", number.into()),
             worker: Link::here(Arc::clone(&worker), Arc::clone(&clock)),
             heartbeat: options.heartbeat,
+            lies: options.chaos.lies(),
         };
         let gateway =
             VirtualGateway::start(terms, number, (net.clone(), all.clone()), Arc::clone(&clock)).await?;

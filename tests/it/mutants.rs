@@ -1,0 +1,136 @@
+//! Each invariant is seen to fail: the real program with one promise broken, and the same run with none
+//! (docs/decisions/0074-mutants.md). In virtual time one seed gives one history up to the broken promise.
+
+use std::collections::BTreeSet;
+use std::process::{Command, Output};
+
+use bcd::mutant::Mutant;
+use serde_json::Value;
+
+/// Small, and long enough for every mutant to come to its moment.
+const RUN: &str =
+    "--virtual --nodes 4 --gateways 2 --duration 40s --seed 4 --chaos hostile --commands-per-second 9";
+
+/// The invariants that fail for a broken promise, and what the first of them says.
+fn caught_by(mutant: Mutant) -> (&'static [&'static str], &'static str) {
+    match mutant {
+        Mutant::EffectBeforeSync => (&["I2"], "may not run twice and ran 2 times"),
+        // What never ends is open at rest, too, and some of it was told as ended.
+        Mutant::ResultNotResent => (&["I1", "I7", "I8"], "has not ended: accepted"),
+        // What runs to its end twice is told twice, too.
+        Mutant::DuplicateStarted | Mutant::TombstoneForgotten => {
+            (&["I2", "I7"], "may not run twice and ran 2 times")
+        }
+        Mutant::BegunSkipped => (&["I5"], "was given up, and its machine was not rebooted"),
+        Mutant::EpochBack => (&["I3"], "was given epoch 1 after 2"),
+        Mutant::EventAckedTooFar => (&["I7"], "never told"),
+        Mutant::BusyTerminal => (&["I2"], "rejected busy, and nothing asked for that"),
+        Mutant::LateFactCounted => (&["I1"], "ended 2 times"),
+    }
+}
+
+/// A run, with a mutant of this name; its files are gone when it returns.
+fn sim(mutant: Option<&str>) -> Output {
+    let tmp = tempfile::Builder::new().prefix("bcd-mutant-").tempdir().expect("a directory");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bcd"));
+    command.arg("sim").args(RUN.split(' ')).args(["--json", "--log"]).arg(tmp.path().join("events.log"));
+    command.env_remove("BCD_FAILPOINT").env_remove("BCD_MUTANT").env("TMPDIR", tmp.path());
+    command.envs(mutant.map(|name| ("BCD_MUTANT", name)));
+    let output = command.output().expect("bcd starts");
+    let stderr = text(&output.stderr);
+    if let Some(kept) = stderr.lines().find_map(|line| line.strip_prefix("the run's files are kept in ")) {
+        std::fs::remove_dir_all(kept).expect("removed");
+    }
+    output
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The ids of the invariants that did not hold.
+fn failed(stdout: &str) -> BTreeSet<String> {
+    let last = stdout.lines().last().expect("a last line");
+    let report: Value = serde_json::from_str(last).expect("one object");
+    let invariants = report["invariants"].as_array().expect("a list");
+    let failed = invariants.iter().filter(|one| one["held"] != true);
+    failed.map(|one| one["id"].as_str().expect("an id").to_owned()).collect()
+}
+
+fn is_caught(mutant: Mutant) {
+    let (ids, says) = caught_by(mutant);
+    let output = sim(Some(mutant.name()));
+    let stdout = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{stdout}\n{}", text(&output.stderr));
+    assert_eq!(failed(&stdout), ids.iter().map(ToString::to_string).collect(), "{stdout}");
+    let broken = format!("{} broken: ", ids[0]);
+    assert!(stdout.lines().any(|line| line.starts_with(&broken) && line.contains(says)), "{stdout}");
+    let replay = format!(
+        "NOT every invariant held; replay: BCD_MUTANT={} bcd sim --virtual --nodes 4 --gateways 2 --duration 40s \
+         --seed 4 --chaos hostile",
+        mutant.name()
+    );
+    assert!(stdout.contains(&replay), "{stdout}");
+}
+
+#[test]
+fn with_no_promise_broken_the_run_of_the_mutants_holds_every_invariant() {
+    let output = sim(None);
+    let stdout = text(&output.stdout);
+    assert!(output.status.success(), "{stdout}\n{}", text(&output.stderr));
+    assert_eq!(failed(&stdout), BTreeSet::new());
+    assert!(!stdout.contains("BCD_MUTANT"), "{stdout}");
+}
+
+#[test]
+fn an_effect_before_its_sync_runs_twice() {
+    is_caught(Mutant::EffectBeforeSync);
+}
+
+#[test]
+fn a_result_that_is_not_sent_again_leaves_its_command_open() {
+    is_caught(Mutant::ResultNotResent);
+}
+
+#[test]
+fn a_duplicate_that_is_started_again_runs_twice() {
+    is_caught(Mutant::DuplicateStarted);
+}
+
+#[test]
+fn a_tombstone_that_is_forgotten_lets_a_replay_run() {
+    is_caught(Mutant::TombstoneForgotten);
+}
+
+#[test]
+fn a_program_without_a_begun_record_is_given_up_by_the_next_daemon() {
+    is_caught(Mutant::BegunSkipped);
+}
+
+#[test]
+fn an_epoch_that_goes_back_is_seen() {
+    is_caught(Mutant::EpochBack);
+}
+
+#[test]
+fn an_event_that_is_acked_too_far_is_missing() {
+    is_caught(Mutant::EventAckedTooFar);
+}
+
+#[test]
+fn a_busy_that_is_taken_for_an_end_is_one_that_nothing_asked_for() {
+    is_caught(Mutant::BusyTerminal);
+}
+
+#[test]
+fn a_late_fact_that_counts_ends_its_command_twice() {
+    is_caught(Mutant::LateFactCounted);
+}
+
+#[test]
+fn a_mutant_that_there_is_not_ends_the_run_before_it_begins() {
+    let output = sim(Some("effect-after-sync"));
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(64), "{stderr}");
+    assert!(stderr.contains("effect-after-sync") && stderr.contains("effect-before-sync"), "{stderr}");
+}
