@@ -545,7 +545,7 @@ impl Reporter {
             (report::Node::of(&identity), identity.not_after)
         };
         let certificate = Certificate::at(not_after, server_time);
-        upkeep::observe(&self.conditions, &self.journal, &self.working, not_after, &self.join_again).await;
+        upkeep::observe(&self.conditions, &self.journal, &self.working, not_after, &self.join_again);
         Report {
             schema: report::SCHEMA,
             version: env!("CARGO_PKG_VERSION").into(),

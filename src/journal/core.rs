@@ -32,6 +32,8 @@ pub(super) struct Shared {
     pub(super) named: Mutex<Arc<Named>>,
     /// Events as of the last commit.
     pub(super) pending: watch::Sender<PendingEvents>,
+    /// Commands whose result is owed or to come, as of the last commit.
+    pub(super) owed: AtomicU64,
     pub(super) last_epoch: AtomicU64,
     /// Commits that wrote something: what group commit saves is seen here.
     pub(super) commits: AtomicU64,
@@ -49,6 +51,7 @@ impl Shared {
     /// What a commit has made true.
     fn publish(&self, counters: &Counters) {
         *self.named.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&counters.named);
+        self.owed.store(counters.owed, Ordering::Relaxed);
         let now = counters.events.pending();
         self.pending.send_if_modified(|pending| std::mem::replace(pending, now) != now);
     }

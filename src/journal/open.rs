@@ -249,17 +249,19 @@ impl Locked {
 
     fn into_core(self) -> rusqlite::Result<Core> {
         let events = EventCounts::read(&self.conn, self.event_limits)?;
+        let owed = rows::owed(&self.conn)?;
         let named = Named::new(self.head.journal_id, self.head.birth, events.last());
         let shared = Shared {
             named: Arc::clone(&named).into(),
             pending: watch::Sender::new(events.pending()),
+            owed: owed.into(),
             last_epoch: self.head.last_epoch.into(),
             commits: 0.into(),
             failed: watch::Sender::new(None),
             troubles: Troubles::default(),
             room: Room::new(&self.state, self.limits),
         };
-        let counters = Counters { named, events, owed: rows::owed(&self.conn)? };
+        let counters = Counters { named, events, owed };
         let last_seq = rows::last_seq(&self.conn)?;
         Ok(Core {
             conn: self.conn,

@@ -82,12 +82,15 @@ impl Queue {
             return job.answer(Err(WriteError::stopping()));
         }
         state.jobs.push_back((job, permit));
+        // A thread that is woken while this one has the lock wakes only to wait for it.
+        drop(state);
         self.wake.notify_one();
     }
 
     /// Adds something lazy.
     pub(super) fn lazily(&self, add: impl FnOnce(&mut Lazy) -> bool) {
-        if add(&mut self.state().lazy) {
+        let anew = add(&mut self.state().lazy);
+        if anew {
             self.wake.notify_one();
         }
     }
