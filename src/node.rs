@@ -82,6 +82,8 @@ pub struct Options {
     pub event_limits: EventLimits,
     /// How the journal's writer runs.
     pub journal: journal::Mode,
+    /// What the journal keeps in memory.
+    pub memory: journal::Memory,
     /// Restarts the machine.
     pub reboot: Arc<dyn Reboot>,
     /// Who runs programs.
@@ -118,6 +120,7 @@ impl Options {
             wal_bytes: WAL_BYTES,
             event_limits: config.event_limits,
             journal: journal::Mode::Thread,
+            memory: journal::Memory::HOST,
             reboot,
             programs: Arc::new(Supervisors::of_this_program()),
             limits: config.limits,
@@ -216,7 +219,8 @@ impl Node {
         )?
         .with_clock(Arc::clone(&options.clock))
         .with_event_limits(options.event_limits)
-        .with_limits(options.limits);
+        .with_limits(options.limits)
+        .with_memory(options.memory);
         let facts = locked.facts();
         let floors = Floors::read(&options.state)?;
         // A lost journal takes its mark from there.

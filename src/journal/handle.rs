@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::json;
+use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
 use super::check::{self, Check};
@@ -36,14 +37,14 @@ pub struct Journal {
 
 #[derive(Debug)]
 enum Writer {
-    Thread(Arc<Queue>),
+    Queued(Arc<Queue>),
     /// Absent once closed.
     Inline(Mutex<Option<(Box<Core>, Lazy)>>),
 }
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        if let Self::Thread(queue) = self {
+        if let Self::Queued(queue) = self {
             queue.abandon();
         }
     }
@@ -54,10 +55,11 @@ impl Journal {
         let shared = Arc::clone(&core.shared);
         let writer = match mode {
             Mode::Inline => Writer::Inline(Mutex::new(Some((Box::new(core), Lazy::default())))),
-            Mode::Thread => Writer::Thread(Queue::start(core).map_err(|error| WriteError {
-                why: Reason::IoError,
-                detail: format!("the writer's thread cannot be started: {error}"),
-            })?),
+            Mode::Thread => Writer::Queued(Queue::start(core).map_err(|error| no_thread(&error))?),
+            Mode::Pool => {
+                let runtime = Handle::try_current().map_err(|error| no_thread(&error))?;
+                Writer::Queued(Queue::rest(core, runtime))
+            }
         };
         Ok(Self { shared, writer: Arc::new(writer) })
     }
@@ -70,7 +72,7 @@ impl Journal {
         let (reply, answer) = oneshot::channel();
         let job = Box::new(Call::new(work, reply));
         match &*self.writer {
-            Writer::Thread(queue) => queue.push(job).await,
+            Writer::Queued(queue) => queue.push(job).await,
             Writer::Inline(slot) => {
                 let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
                 match slot.as_mut() {
@@ -244,7 +246,7 @@ impl Journal {
 
     fn lazily(&self, add: impl FnOnce(&mut Lazy) -> bool, soon: bool) {
         match &*self.writer {
-            Writer::Thread(queue) => queue.lazily(add),
+            Writer::Queued(queue) => queue.lazily(add),
             Writer::Inline(slot) => {
                 let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some((core, lazy)) = slot.as_mut() {
@@ -433,7 +435,7 @@ impl Journal {
             tracing::debug!(%error, "the stop is not in the journal");
         }
         match &*self.writer {
-            Writer::Thread(queue) => {
+            Writer::Queued(queue) => {
                 if let Some(closed) = queue.close() {
                     // An error is the thread's end as well.
                     let _ = closed.await;
@@ -448,6 +450,10 @@ impl Journal {
             }
         }
     }
+}
+
+fn no_thread(error: &dyn std::error::Error) -> WriteError {
+    WriteError { why: Reason::IoError, detail: format!("the writer's thread cannot be started: {error}") }
 }
 
 fn whose(command: &Command) -> (CommandId, Digest) {

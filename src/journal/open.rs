@@ -23,7 +23,7 @@ use super::room::{self, Limits, Room};
 use super::rows::{self, Row};
 use super::schema::{self, Head};
 use super::trouble::Troubles;
-use super::{Facts, Journal, Options, Recovered, files, ops, settings};
+use super::{Facts, Journal, Memory, Options, Recovered, files, ops, settings};
 use crate::clock::{Clock, SystemClock};
 use crate::model::{BootId, CommandId, EventType, JournalId, Kind, NewEvent, Outcome, ServerTime};
 
@@ -41,6 +41,7 @@ pub struct Locked {
     /// Name of the corrupt file that this journal replaces.
     moved_aside: Option<String>,
     limits: Limits,
+    memory: Memory,
     open: Option<Identity>,
     // Last: the lock goes when the connection is closed.
     lock: Lock,
@@ -148,6 +149,7 @@ impl Locked {
             event_limits: EventLimits::default(),
             moved_aside,
             limits: Limits::NONE,
+            memory: Memory::HOST,
             open,
             lock,
         })
@@ -171,6 +173,13 @@ impl Locked {
     #[must_use]
     pub fn with_limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    /// What it keeps in memory; without a word a host's.
+    #[must_use]
+    pub fn with_memory(mut self, memory: Memory) -> Self {
+        self.memory = memory;
         self
     }
 
@@ -226,7 +235,7 @@ impl Locked {
         left: &mut dyn FnMut(&Record) -> Left<Box<Outcome>>,
     ) -> Result<(Journal, Recovered), WriteError> {
         let signed = signed.max(self.head.signed);
-        let (mode, node) = (self.options.mode, self.options.node_id.clone());
+        let (mode, memory, node) = (self.options.mode, self.memory, self.options.node_id.clone());
         let moved_aside = self.moved_aside.clone();
         let mut core = self.into_core().map_err(|error| WriteError::of(&error, None))?;
         let records = begun::read_all(&core.state, node.as_str())
@@ -243,7 +252,7 @@ impl Locked {
         recovered.foreign = records.foreign.len();
         recovered.reattached = reattached.into_iter().map(Durable::after_sync).collect();
         core.left.clone_from(&recovered.waiting);
-        core.forget_the_start();
+        core.forget_the_start(memory);
         Ok((Journal::over(core, mode)?, recovered))
     }
 
