@@ -41,7 +41,9 @@ const SOON: Duration = Duration::from_secs(1);
 const FLOORS_EVERY: Duration = REWIND_ALLOWANCE;
 /// Between two tries to write them.
 const FLOORS_AGAIN: Duration = Duration::from_secs(5);
-/// Between two counts of the state directory's files: a walk over as many entries as there are tombstones.
+/// Between two counts of the state directory's files: a walk over as many entries as there are tombstones. None is made
+/// while the journal has no new event: a command's files come with its steps, each of which writes one, and so does the
+/// load that is measured every five minutes.
 const COUNT_EVERY: Duration = Duration::from_secs(60);
 
 /// What upkeep is made of.
@@ -67,6 +69,7 @@ impl Upkeep {
     pub async fn run(mut self) {
         let start = Instant::now();
         let (mut next, mut next_count, mut next_floors) = (start, start, start + FLOORS_EVERY);
+        let mut counted_at = None;
         let mut epoch = None;
         loop {
             let welcomed = tokio::select! {
@@ -91,9 +94,11 @@ impl Upkeep {
                 next_floors = now + again;
             }
             if now >= next {
-                let count = now >= next_count;
+                let event = Some(self.journal.pending_events().borrow().last);
+                let count = now >= next_count && event != counted_at;
                 if count {
                     next_count = now + COUNT_EVERY;
+                    counted_at = event;
                 }
                 self.look(count).await;
             }

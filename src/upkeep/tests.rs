@@ -9,8 +9,8 @@ use super::*;
 use crate::blocking::inline::Inline;
 use crate::clock::TokioClock;
 use crate::identity::tests::{Fixture, joined};
-use crate::journal::{At, Failed, Faults, Locked, Mode, Options};
-use crate::model::{BootId, Incarnation, JournalId, Reason};
+use crate::journal::{At, Failed, Faults, Limits, Locked, Mode, Options};
+use crate::model::{BootId, EventType, Incarnation, JournalId, NewEvent, Reason};
 
 /// SQLite's SQLITE_IOERR_WRITE.
 const IOERR_WRITE: i32 = 778;
@@ -29,21 +29,26 @@ struct Kept {
 impl Kept {
     /// Upkeep that has looked once.
     async fn start() -> Self {
+        Self::start_within(Limits::NONE).await
+    }
+
+    async fn start_within(limits: Limits) -> Self {
         let inline = Inline::here();
         let fixture = joined();
         let state = fixture.state();
-        let identity = Identity::load(&state).unwrap();
+        let identity = Identity::load(&state).expect("an identity");
         let options = Options {
             state: state.clone(),
             node_id: identity.node_id.clone(),
-            incarnation: Incarnation::new("i-1").unwrap(),
-            boot_id: BootId::new("b-1").unwrap(),
+            incarnation: Incarnation::new("i-1").expect("an id"),
+            boot_id: BootId::new("b-1").expect("an id"),
             wal_bytes: 64 << 10,
             mode: Mode::Inline,
         };
         let faults = Faults::default();
-        let locked = Locked::open(options, JournalId::new("j-1").unwrap()).unwrap();
-        let (journal, _) = locked.with_faults(faults.clone()).recover(None).unwrap();
+        let locked = Locked::open(options, JournalId::new("j-1").expect("an id")).expect("opened");
+        let (journal, _) =
+            locked.with_faults(faults.clone()).with_limits(limits).recover(None).expect("recovered");
         let clock = Arc::new(TokioClock::starting_at(0));
         let conditions = Conditions::new(Arc::clone(&clock) as _);
         let (session, status) = watch::channel(SessionStatus::new(Duration::ZERO));
@@ -114,4 +119,17 @@ async fn a_file_that_could_not_be_written_stands_at_once_and_until_one_can_be() 
     assert_eq!(kept.of_the_disk(), [Reason::ReadOnly]);
     sleep(Duration::from_secs(1)).await;
     assert_eq!(kept.of_the_disk(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn files_are_counted_within_a_minute_or_so_of_a_commands_step_and_not_while_nothing_happens() {
+    // What running commands need, and a little more.
+    let kept = Kept::start_within(Limits { state_bytes: 10 << 20, reserve_bytes: 0 }).await;
+    assert_eq!(kept.of_the_disk(), []);
+    std::fs::write(kept.fixture.state().join("much"), vec![1; 4 << 20]).unwrap();
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(kept.of_the_disk(), []);
+    kept.journal.record(NewEvent::new(EventType::NodeLoad, serde_json::json!({}))).await.unwrap();
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(kept.of_the_disk(), [Reason::Disk]);
 }
