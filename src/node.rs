@@ -81,6 +81,8 @@ pub struct Options {
     pub event_limits: EventLimits,
     /// How the journal's writer runs.
     pub journal: journal::Mode,
+    /// What the journal keeps in memory.
+    pub memory: journal::Memory,
     /// Restarts the machine.
     pub reboot: Arc<dyn Reboot>,
     /// Who runs programs.
@@ -117,6 +119,7 @@ impl Options {
             wal_bytes: WAL_BYTES,
             event_limits: config.event_limits,
             journal: journal::Mode::Thread,
+            memory: journal::Memory::HOST,
             reboot,
             programs: Arc::new(Supervisors::of_this_program()),
             limits: config.limits,
@@ -218,7 +221,8 @@ impl Node {
         )?
         .with_clock(Arc::clone(&options.clock))
         .with_event_limits(options.event_limits)
-        .with_limits(options.limits);
+        .with_limits(options.limits)
+        .with_memory(options.memory);
         let facts = locked.facts();
         let floors = Floors::read(&options.state)?;
         // A lost journal takes its mark from there.
@@ -544,7 +548,7 @@ impl Reporter {
             (report::Node::of(&identity), identity.not_after)
         };
         let certificate = Certificate::at(not_after, server_time);
-        upkeep::observe(&self.conditions, &self.journal, &self.working, not_after, &self.join_again).await;
+        upkeep::observe(&self.conditions, &self.journal, &self.working, not_after, &self.join_again);
         Report {
             schema: report::SCHEMA,
             version: env!("CARGO_PKG_VERSION").into(),

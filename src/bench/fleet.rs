@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::host::fake_machine::FakeReboot;
 use crate::host::tcp::Tcp;
 use crate::identity::{Identity, LoadError};
-use crate::journal::Limits;
+use crate::journal::{Limits, Memory, Mode};
 use crate::model::{Incarnation, JournalId};
 use crate::node::{BuildError, Node, Options};
 use crate::wire::dsse::Policy;
@@ -78,6 +78,8 @@ pub async fn nodes(folder: &Path, first: usize, count: usize) -> Result<(), Flee
             run_dir: None,
             wal_bytes: WAL_BYTES,
             limits: Limits::NONE,
+            journal: Mode::Pool,
+            memory: Memory::ONE_OF_MANY,
             ..Options::new(&config, Arc::new(SystemClock), rng, boot_id.clone(), reboot)
         };
         let built = blocking::run(move || Node::build(options)).await;

@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use nix::time::ClockId;
+use nix::unistd::Pid;
+
 /// Counts of a moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Usage {
@@ -12,9 +15,9 @@ pub(super) struct Usage {
     pub(super) rss_kib: u64,
     /// Of it what no other process could share: stacks and heap, KiB.
     pub(super) anon_kib: u64,
-    /// Time on a processor, all threads that live.
+    /// Time on a processor, that of threads which have ended included.
     pub(super) cpu: Duration,
-    /// Times that a thread gave the processor away by itself.
+    /// Times that a thread gave the processor away by itself, all threads that live.
     pub(super) voluntary: u64,
 }
 
@@ -24,9 +27,10 @@ fn field(text: &str, name: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Nanoseconds on a processor, as /proc/PID/schedstat has them.
-fn on_cpu(schedstat: &str) -> Option<Duration> {
-    schedstat.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
+/// The processor time of a whole process. A sum over its threads would lose what those did that have ended.
+fn on_cpu(pid: u32) -> Option<Duration> {
+    let clock = ClockId::pid_cpu_clock_id(Pid::from_raw(i32::try_from(pid).ok()?)).ok()?;
+    clock.now().ok().map(Duration::from)
 }
 
 impl Usage {
@@ -37,13 +41,13 @@ impl Usage {
         let mut usage = Self {
             rss_kib: field(&status, "VmRSS")?,
             anon_kib: field(&status, "RssAnon")?,
-            ..Self::default()
+            cpu: on_cpu(pid)?,
+            voluntary: 0,
         };
-        // A thread that ends meanwhile takes its counts with it.
+        // A thread that ends meanwhile takes its count with it.
         for task in std::fs::read_dir(base.join("task")).ok()?.flatten() {
-            let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
-            usage.cpu += on_cpu(&read("schedstat")).unwrap_or_default();
-            usage.voluntary += field(&read("status"), "voluntary_ctxt_switches").unwrap_or_default();
+            let status = std::fs::read_to_string(task.path().join("status")).unwrap_or_default();
+            usage.voluntary += field(&status, "voluntary_ctxt_switches").unwrap_or_default();
         }
         Some(usage)
     }
@@ -96,6 +100,19 @@ mod tests {
         assert!(usage.rss_kib >= usage.anon_kib && usage.anon_kib > 0, "{usage:?}");
         assert!(usage.cpu > Duration::ZERO, "{usage:?}");
         assert_eq!(Usage::of(u32::MAX), None);
+    }
+
+    #[test]
+    fn a_thread_that_has_ended_has_been_on_a_processor() {
+        let own = std::process::id();
+        let before = Usage::of(own).expect("it runs").cpu;
+        let busy = || {
+            let turns: u64 = std::hint::black_box((0..20_000_000_u64).map(std::hint::black_box).sum());
+            (turns, ClockId::CLOCK_THREAD_CPUTIME_ID.now().expect("a clock"))
+        };
+        let (_, spent) = std::thread::spawn(busy).join().expect("ended");
+        let spent = Duration::from(spent);
+        assert!(spent > Duration::ZERO && Usage::of(own).expect("it runs").cpu - before >= spent);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use rusqlite::Connection;
 use rusqlite::config::DbConfig;
 use tokio::sync::{oneshot, watch};
 
+use super::Memory;
 use super::error::{WriteError, failed_sync, full_disk, is_failed_sync, system_errno};
 use super::events::{EventCounts, PendingEvents};
 use super::faults::{At, Faults};
@@ -18,8 +19,8 @@ use super::lazy::Lazy;
 use super::lock::Lock;
 use super::rescue::{self, Failed, Identity};
 use super::room::Room;
-use super::rows;
 use super::trouble::{Source, Trouble, Troubles};
+use super::{rows, settings};
 use crate::clock::{Clock, SystemClock};
 use crate::failpoint;
 use crate::model::{BootId, CommandId, Incarnation, JournalId, Reason, ServerTime};
@@ -32,6 +33,8 @@ pub(super) struct Shared {
     pub(super) named: Mutex<Arc<Named>>,
     /// Events as of the last commit.
     pub(super) pending: watch::Sender<PendingEvents>,
+    /// Commands whose result is owed or to come, as of the last commit.
+    pub(super) owed: AtomicU64,
     pub(super) last_epoch: AtomicU64,
     /// Commits that wrote something: what group commit saves is seen here.
     pub(super) commits: AtomicU64,
@@ -49,6 +52,7 @@ impl Shared {
     /// What a commit has made true.
     fn publish(&self, counters: &Counters) {
         *self.named.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&counters.named);
+        self.owed.store(counters.owed, Ordering::Relaxed);
         let now = counters.events.pending();
         self.pending.send_if_modified(|pending| std::mem::replace(pending, now) != now);
     }
@@ -183,11 +187,11 @@ impl Core {
         let number = |sql| self.conn.prepare_cached(sql)?.query_row([], |row| rows::unsigned(row, 0));
         let pages = number("PRAGMA page_count")?.saturating_sub(number("PRAGMA freelist_count")?);
         let log = super::files::wal_of(&self.db).metadata().map_or(0, |meta| meta.len());
-        Ok(pages.saturating_mul(number("PRAGMA page_size")?).saturating_add(log))
+        Ok(pages.saturating_mul(settings::PAGE_BYTES).saturating_add(log))
     }
 
     /// Why no command is to be taken on, if there is a why. Looked at once a batch: what a batch may write is far below
-    /// the room that must be left, and the look is three statements and two calls of the kernel.
+    /// the room that must be left, and the look is two statements and two calls of the kernel.
     pub(super) fn hindrance(&mut self) -> rusqlite::Result<Option<Reason>> {
         if let Some(found) = self.looked {
             return Ok(found);
@@ -346,10 +350,15 @@ impl Core {
     }
 
     /// Gives back what only the start needed: the pages of the whole file, which its check has read, and the statements
-    /// of recovery. What a session needs of them is made again.
-    pub(super) fn forget_the_start(&self) {
+    /// of recovery. What a session needs of them is made again, within `memory`.
+    pub(super) fn forget_the_start(&self, memory: Memory) {
         self.conn.flush_prepared_statement_cache();
-        if let Err(error) = self.conn.execute_batch("PRAGMA shrink_memory") {
+        self.conn.set_prepared_statement_cache_capacity(memory.statements);
+        // Without spilling, what a transaction has changed is written once, by its commit, as on a host.
+        let pages = memory
+            .page_kib
+            .map_or_else(String::new, |kib| format!("PRAGMA cache_spill = OFF; PRAGMA cache_size = -{kib};"));
+        if let Err(error) = self.conn.execute_batch(&format!("{pages} PRAGMA shrink_memory")) {
             tracing::debug!(%error, "the journal's memory is not given back");
         }
     }

@@ -292,7 +292,7 @@ impl WriteError {
         Self::other(Reason::IoError, "the journal's writer has ended")
     }
 
-    pub(super) fn no_thread(error: &io::Error) -> Self {
+    pub(super) fn no_thread(error: &dyn std::error::Error) -> Self {
         Self::other(Reason::IoError, format!("the writer's thread cannot be started: {error}"))
     }
 

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::json;
+use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
 use super::check::{self, Check};
@@ -35,14 +36,14 @@ pub struct Journal {
 
 #[derive(Debug)]
 enum Writer {
-    Thread(Arc<Queue>),
+    Queued(Arc<Queue>),
     /// Absent once closed.
     Inline(Mutex<Option<(Box<Core>, Lazy)>>),
 }
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        if let Self::Thread(queue) = self {
+        if let Self::Queued(queue) = self {
             queue.abandon();
         }
     }
@@ -54,7 +55,11 @@ impl Journal {
         let writer = match mode {
             Mode::Inline => Writer::Inline(Mutex::new(Some((Box::new(core), Lazy::default())))),
             Mode::Thread => {
-                Writer::Thread(Queue::start(core).map_err(|error| WriteError::no_thread(&error))?)
+                Writer::Queued(Queue::start(core).map_err(|error| WriteError::no_thread(&error))?)
+            }
+            Mode::Pool => {
+                let runtime = Handle::try_current().map_err(|error| WriteError::no_thread(&error))?;
+                Writer::Queued(Queue::rest(core, runtime))
             }
         };
         Ok(Self { shared, writer: Arc::new(writer) })
@@ -68,7 +73,7 @@ impl Journal {
         let (reply, answer) = oneshot::channel();
         let job = Box::new(Call::new(work, reply));
         match &*self.writer {
-            Writer::Thread(queue) => queue.push(job).await,
+            Writer::Queued(queue) => queue.push(job).await,
             Writer::Inline(slot) => {
                 let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
                 match slot.as_mut() {
@@ -246,7 +251,7 @@ impl Journal {
 
     fn lazily(&self, add: impl FnOnce(&mut Lazy) -> bool, soon: bool) {
         match &*self.writer {
-            Writer::Thread(queue) => queue.lazily(add),
+            Writer::Queued(queue) => queue.lazily(add),
             Writer::Inline(slot) => {
                 let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some((core, lazy)) = slot.as_mut() {
@@ -361,13 +366,9 @@ impl Journal {
         self.submit(|core| check::check(&core.conn, &core.db, &core.state)).await
     }
 
-    /// What the conditions are made from.
-    ///
-    /// # Errors
-    /// The journal cannot be read.
-    pub async fn vitals(&self) -> Result<Vitals, WriteError> {
-        let owed = self.submit(|core| Ok(core.counters.owed)).await?;
-        Ok(Vitals { owed, birth: self.birth() })
+    /// What the conditions are made from, as of the last commit.
+    pub fn vitals(&self) -> Vitals {
+        Vitals { owed: self.shared.owed.load(Ordering::Relaxed), birth: self.birth() }
     }
 
     /// Commits so far that wrote something.
@@ -439,7 +440,7 @@ impl Journal {
             tracing::debug!(%error, "the stop is not in the journal");
         }
         match &*self.writer {
-            Writer::Thread(queue) => {
+            Writer::Queued(queue) => {
                 if let Some(closed) = queue.close() {
                     // An error is the thread's end as well.
                     let _ = closed.await;

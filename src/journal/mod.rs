@@ -67,8 +67,27 @@ pub enum Mode {
     /// On a thread of its own.
     #[default]
     Thread,
+    /// On a thread of the runtime's blocking pool, while there is something to write: for the journals of many nodes in
+    /// one process, whose threads would be most of its threads and much of its memory.
+    Pool,
     /// Within the caller: the same code without its thread, for virtual time.
     Inline,
+}
+
+/// What a journal keeps in memory when its start is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// Statements that stay prepared; some KiB each.
+    pub statements: usize,
+    /// Pages of the database, KiB; absent for as many as SQLite keeps by itself.
+    pub page_kib: Option<u32>,
+}
+
+impl Memory {
+    /// A host's: every statement of a command's life and of the lazy writes.
+    pub const HOST: Self = Self { statements: 32, page_kib: None };
+    /// One node of many in a process: the statements of a command alone.
+    pub const ONE_OF_MANY: Self = Self { statements: 12, page_kib: Some(16) };
 }
 
 /// What opening needs.

@@ -23,7 +23,7 @@ use super::room::{self, Limits, Room};
 use super::rows::{self, Row};
 use super::schema::{self, Head};
 use super::trouble::Troubles;
-use super::{Facts, Journal, Options, Recovered, files, ops, settings};
+use super::{Facts, Journal, Memory, Options, Recovered, files, ops, settings};
 use crate::clock::{Clock, SystemClock};
 use crate::model::{BootId, CommandId, EventType, JournalId, Kind, NewEvent, Outcome, ServerTime};
 
@@ -41,6 +41,7 @@ pub struct Locked {
     /// Name of the corrupt file that this journal replaces, until it has told so.
     moved_aside: Option<String>,
     limits: Limits,
+    memory: Memory,
     open: Option<Identity>,
     // Last: the lock goes when the connection is closed.
     lock: Lock,
@@ -149,6 +150,7 @@ impl Locked {
             event_limits: EventLimits::default(),
             moved_aside,
             limits: Limits::NONE,
+            memory: Memory::HOST,
             open,
             lock,
         })
@@ -172,6 +174,13 @@ impl Locked {
     #[must_use]
     pub fn with_limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    /// What it keeps in memory; without a word a host's.
+    #[must_use]
+    pub fn with_memory(mut self, memory: Memory) -> Self {
+        self.memory = memory;
         self
     }
 
@@ -227,7 +236,7 @@ impl Locked {
         left: &mut dyn FnMut(&Record) -> Left<Box<Outcome>>,
     ) -> Result<(Journal, Recovered), WriteError> {
         let signed = signed.max(self.head.signed);
-        let (mode, node) = (self.options.mode, self.options.node_id.clone());
+        let (mode, memory, node) = (self.options.mode, self.memory, self.options.node_id.clone());
         let moved_aside = self.moved_aside.clone();
         let mut core = self.into_core().map_err(|error| WriteError::of(&error, None))?;
         let records =
@@ -250,23 +259,25 @@ impl Locked {
         recovered.foreign = records.foreign.len();
         recovered.reattached = reattached.into_iter().map(Durable::after_sync).collect();
         core.left.clone_from(&recovered.waiting);
-        core.forget_the_start();
+        core.forget_the_start(memory);
         Ok((Journal::over(core, mode)?, recovered))
     }
 
     fn into_core(self) -> rusqlite::Result<Core> {
         let events = EventCounts::read(&self.conn, self.event_limits)?;
+        let owed = rows::owed(&self.conn)?;
         let named = Named::new(self.head.journal_id, self.head.birth, events.last());
         let shared = Shared {
             named: Arc::clone(&named).into(),
             pending: watch::Sender::new(events.pending()),
+            owed: owed.into(),
             last_epoch: self.head.last_epoch.into(),
             commits: 0.into(),
             failed: watch::Sender::new(None),
             troubles: Troubles::default(),
             room: Room::new(&self.state, self.limits),
         };
-        let counters = Counters { named, events, owed: rows::owed(&self.conn)? };
+        let counters = Counters { named, events, owed };
         let last_seq = rows::last_seq(&self.conn)?;
         Ok(Core {
             conn: self.conn,

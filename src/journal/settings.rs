@@ -5,6 +5,7 @@ use std::path::Path;
 
 use rusqlite::{Connection, OpenFlags};
 
+use super::Memory;
 use super::error::OpenError;
 
 /// A pragma, what it is set to, and what it must read back as.
@@ -14,6 +15,9 @@ pub(super) struct Setting {
     pub(super) set: &'static str,
     pub(super) read: &'static str,
 }
+
+/// What `page_size` says below.
+pub(super) const PAGE_BYTES: u64 = 4096;
 
 /// In the order in which they must be set.
 pub(super) const SETTINGS: &[Setting] = &[
@@ -52,8 +56,7 @@ pub(super) fn connect(db: &Path, vfs: Option<&CStr>) -> rusqlite::Result<Connect
         None => Connection::open_with_flags(db, flags)?,
     };
     conn.busy_timeout(std::time::Duration::from_millis(BUSY_MS))?;
-    // Statements of a command's whole life, and of the lazy writes.
-    conn.set_prepared_statement_cache_capacity(32);
+    conn.set_prepared_statement_cache_capacity(Memory::HOST.statements);
     Ok(conn)
 }
 

@@ -1,11 +1,16 @@
-//! The writer's thread and its queue: takes one job, and whatever else waits, into one commit.
+//! The writer and its queue: takes one job, and whatever else waits, into one commit.
 //!
-//! It never waits to fill a batch: while a commit syncs, the next batch gathers by itself.
+//! It never waits to fill a batch: while a commit syncs, the next batch gathers by itself. While nothing waits, its
+//! thread sleeps here; or, where many journals live in one process, it rests in its queue without a thread and takes one
+//! of the runtime's blocking pool for as long as there is something to write.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::{Instant, sleep_until};
 
 use super::core::{Core, Job};
 use super::error::WriteError;
@@ -32,14 +37,49 @@ enum Ending {
 struct State {
     jobs: VecDeque<(Box<dyn Job>, OwnedSemaphorePermit)>,
     lazy: Lazy,
+    /// What is lazy has waited long enough.
+    due: bool,
     ending: Ending,
     ended: bool,
+    /// The writer, while it has no thread. It and its queue hold each other; the end of the last handle wakes it, and
+    /// with that it leaves.
+    resting: Option<Owner>,
+    /// When it is woken for what is lazy, while it has no thread.
+    timer: Option<Instant>,
 }
 
-/// What stands between the submitters and the thread.
+impl State {
+    /// What is to be written now, or the end.
+    fn take(&mut self) -> Option<Batch> {
+        let due = std::mem::take(&mut self.due);
+        if !self.jobs.is_empty() {
+            let count = self.jobs.len().min(BATCH);
+            // The permits are dropped here: what has been taken waits no longer.
+            let jobs = self.jobs.drain(..count).map(|(job, _permit)| job).collect();
+            return Some(Batch { jobs, lazy: std::mem::take(&mut self.lazy), last: false });
+        }
+        let alone = |lazy, last| Some(Batch { jobs: Vec::new(), lazy, last });
+        match self.ending {
+            Ending::No if due && self.lazy.wait().is_some() => alone(std::mem::take(&mut self.lazy), false),
+            Ending::No => None,
+            Ending::Close(_) => alone(std::mem::take(&mut self.lazy), true),
+            Ending::Abandoned => alone(Lazy::default(), true),
+        }
+    }
+}
+
+/// Where the writer runs.
+enum Place {
+    /// On a thread of its own, which sleeps here.
+    Thread(Condvar),
+    /// On this runtime's blocking pool.
+    Pool(Handle),
+}
+
+/// What stands between the submitters and the writer.
 pub(super) struct Queue {
     state: Mutex<State>,
-    wake: Condvar,
+    place: Place,
     room: Arc<Semaphore>,
 }
 
@@ -60,15 +100,38 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn at(place: Place) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::default(), place, room: Arc::new(Semaphore::new(WAITING)) })
+    }
+
     /// Starts the thread that owns `core`.
     pub(super) fn start(core: Core) -> std::io::Result<Arc<Self>> {
-        let room = Arc::new(Semaphore::new(WAITING));
-        let queue = Arc::new(Self { state: Mutex::default(), wake: Condvar::new(), room });
-        let thread_queue = Arc::clone(&queue);
-        std::thread::Builder::new()
-            .name("journal".into())
-            .spawn(move || Thread { queue: thread_queue, core: Some(core) }.run())?;
+        let queue = Self::at(Place::Thread(Condvar::new()));
+        let owner = Owner { queue: Arc::clone(&queue), core: Some(Box::new(core)) };
+        std::thread::Builder::new().name("journal".into()).spawn(move || owner.run())?;
         Ok(queue)
+    }
+
+    /// The same without a thread while there is nothing to do.
+    pub(super) fn rest(core: Core, runtime: Handle) -> Arc<Self> {
+        let queue = Self::at(Place::Pool(runtime));
+        queue.state().resting = Some(Owner { queue: Arc::clone(&queue), core: Some(Box::new(core)) });
+        queue
+    }
+
+    /// Has the writer look at its state anew.
+    fn wake(&self, mut state: MutexGuard<'_, State>) {
+        let resting = state.resting.take();
+        // A thread that is woken while this one has the lock wakes only to wait for it.
+        drop(state);
+        match &self.place {
+            Place::Thread(sleeper) => sleeper.notify_one(),
+            Place::Pool(runtime) => {
+                if let Some(owner) = resting {
+                    runtime.spawn_blocking(move || owner.run());
+                }
+            }
+        }
     }
 
     /// Hands over a job; waits for room.
@@ -82,13 +145,14 @@ impl Queue {
             return job.answer(Err(WriteError::stopping()));
         }
         state.jobs.push_back((job, permit));
-        self.wake.notify_one();
+        self.wake(state);
     }
 
     /// Adds something lazy.
     pub(super) fn lazily(&self, add: impl FnOnce(&mut Lazy) -> bool) {
-        if add(&mut self.state().lazy) {
-            self.wake.notify_one();
+        let mut state = self.state();
+        if add(&mut state.lazy) {
+            self.wake(state);
         }
     }
 
@@ -103,7 +167,7 @@ impl Queue {
             Ending::Close(waiting) => waiting.push(done),
             other => *other = Ending::Close(vec![done]),
         }
-        self.wake.notify_one();
+        self.wake(state);
         Some(heard)
     }
 
@@ -113,63 +177,80 @@ impl Queue {
         if matches!(state.ending, Ending::No) {
             state.ending = Ending::Abandoned;
         }
-        self.wake.notify_one();
+        self.wake(state);
     }
 
-    fn next(&self) -> Batch {
+    /// The next batch, and who is to write it. Waits for one; absent where the writer rests until there is one.
+    fn next(self: &Arc<Self>, owner: Owner) -> Option<(Owner, Batch)> {
         let mut state = self.state();
         loop {
-            if !state.jobs.is_empty() {
-                let count = state.jobs.len().min(BATCH);
-                // The permits are dropped here: what has been taken waits no longer.
-                let jobs = state.jobs.drain(..count).map(|(job, _permit)| job).collect();
-                return Batch { jobs, lazy: std::mem::take(&mut state.lazy), last: false };
+            if let Some(batch) = state.take() {
+                return Some((owner, batch));
             }
-            match state.ending {
-                Ending::No => {}
-                Ending::Close(_) => {
-                    return Batch { jobs: Vec::new(), lazy: std::mem::take(&mut state.lazy), last: true };
-                }
-                Ending::Abandoned => {
-                    return Batch { jobs: Vec::new(), lazy: Lazy::default(), last: true };
-                }
-            }
-            state = match state.lazy.wait() {
-                None => self.wake.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(wait) => {
+            state = match (&self.place, state.lazy.wait()) {
+                (Place::Thread(sleeper), None) => sleeper.wait(state).unwrap_or_else(PoisonError::into_inner),
+                (Place::Thread(sleeper), Some(wait)) => {
                     let (mut state, waited) =
-                        self.wake.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner);
-                    if waited.timed_out() && state.jobs.is_empty() {
-                        let lazy = std::mem::take(&mut state.lazy);
-                        return Batch { jobs: Vec::new(), lazy, last: false };
-                    }
+                        sleeper.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner);
+                    state.due = waited.timed_out();
                     state
+                }
+                (Place::Pool(runtime), wait) => {
+                    if let Some(wait) = wait {
+                        self.wake_after(wait, &mut state, runtime);
+                    }
+                    state.resting = Some(owner);
+                    return None;
                 }
             };
         }
     }
+
+    /// Wakes the writer for what is lazy, unless it is woken for that before.
+    fn wake_after(self: &Arc<Self>, wait: Duration, state: &mut State, runtime: &Handle) {
+        let at = Instant::now() + wait;
+        if state.timer.is_some_and(|timer| timer <= at) {
+            return;
+        }
+        state.timer = Some(at);
+        let queue = Arc::downgrade(self);
+        runtime.spawn(async move {
+            sleep_until(at).await;
+            let Some(queue) = queue.upgrade() else { return };
+            let mut state = queue.state();
+            // Another time has been set since, which is an earlier one.
+            if state.timer == Some(at) {
+                state.timer = None;
+                state.due = true;
+                queue.wake(state);
+            }
+        });
+    }
 }
 
-struct Thread {
+/// Who owns the connection, and writes.
+struct Owner {
     queue: Arc<Queue>,
-    core: Option<Core>,
+    core: Option<Box<Core>>,
 }
 
-impl Thread {
-    fn run(mut self) {
-        while let Some(core) = &mut self.core {
-            let batch = self.queue.next();
+impl Owner {
+    fn run(self) {
+        let queue = Arc::clone(&self.queue);
+        let mut turn = queue.next(self);
+        while let Some((mut owner, batch)) = turn {
+            let Some(core) = &mut owner.core else { return };
             let left = core.run_batch(batch.jobs, batch.lazy);
             if batch.last {
-                core.end();
-                break;
+                return core.end();
             }
-            self.queue.state().lazy.put_back(left);
+            queue.state().lazy.put_back(left);
+            turn = queue.next(owner);
         }
     }
 }
 
-impl Drop for Thread {
+impl Drop for Owner {
     fn drop(&mut self) {
         if std::thread::panicking()
             && let Some(core) = &self.core

@@ -25,7 +25,7 @@ use crate::host::tcp::Tcp;
 use crate::identity::join::{self, JoinError, JournalOptions};
 use crate::identity::{Ticket, TicketError};
 use crate::journal::inspect::{self, InspectError};
-use crate::journal::{self, Limits, OpenError};
+use crate::journal::{self, Limits, Memory, OpenError};
 use crate::model::{Exit, Incarnation, NodeId};
 use crate::node::{BuildError, Node, Options};
 use crate::ports::Connect;
@@ -114,7 +114,7 @@ impl Ground {
         let means = |_, cable: &Cable| Means {
             connect: Arc::new(Cabled { connect: Arc::new(Tcp), cable: cable.clone() }),
             programs: Arc::new(Supervisors::of_this_program()),
-            journal: journal::Mode::Thread,
+            journal: journal::Mode::Pool,
         };
         Self { clock: Arc::new(SystemClock), climate: Weather::default(), means: Box::new(means) }
     }
@@ -224,6 +224,7 @@ impl Agent {
             connect: Arc::clone(&self.means.connect),
             programs: Arc::clone(&self.means.programs),
             journal: self.means.journal,
+            memory: Memory::ONE_OF_MANY,
             ..Options::new(
                 &config,
                 self.surroundings.clock(),

@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::identity::Identity;
+use crate::journal::Vitals;
 use crate::journal::inspect::Snapshot;
-use crate::journal::{Vitals, WriteError};
 use crate::model::{
     CommandId, Digest, Incarnation, JournalId, Lane, NodeId, Reason, Role, ServerTime, limits,
 };
@@ -129,26 +129,17 @@ impl Journal {
     }
 }
 
-/// The faults that stand, given what could be read.
+/// The faults that stand, beside those of the disk.
 ///
 /// `join_again` is what an operator does about a certificate that has run out.
-pub fn conditions(
-    journal: &Result<Vitals, WriteError>,
-    certificate: Certificate,
-    join_again: &str,
-) -> Vec<(Reason, String)> {
+pub fn conditions(journal: Vitals, certificate: Certificate, join_again: &str) -> Vec<(Reason, String)> {
     let mut found = Vec::new();
     let mut say = |token: Reason, detail: String| found.push((token, detail));
-    match journal {
-        Err(error) => say(error.why, error.to_string()),
-        Ok(journal) => {
-            if journal.owed >= limits::UNACKED_RESULTS {
-                say(Reason::JournalFull, format!("{} results are owed or to come", journal.owed));
-            }
-            if journal.birth.is_none() {
-                say(Reason::NoBirth, Reason::NoBirth.meaning().into());
-            }
-        }
+    if journal.owed >= limits::UNACKED_RESULTS {
+        say(Reason::JournalFull, format!("{} results are owed or to come", journal.owed));
+    }
+    if journal.birth.is_none() {
+        say(Reason::NoBirth, Reason::NoBirth.meaning().into());
     }
     if certificate.remaining_s == Some(0) {
         let detail = format!("the node certificate ran out at {}; {join_again}", certificate.not_after);
@@ -187,7 +178,6 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::Cause;
     use crate::session::status::LiveStatus;
 
     fn report(boot_ms: u64, live: Option<LiveStatus>) -> Report {
@@ -235,14 +225,12 @@ mod tests {
         let good = Certificate::at(ServerTime(10_000), Some(ServerTime(0)));
         let past = Certificate::at(ServerTime(10_000), Some(ServerTime(20_000)));
         let tokens = |journal, certificate| -> Vec<Reason> {
-            conditions(&journal, certificate, "join again").into_iter().map(|(token, _)| token).collect()
+            conditions(journal, certificate, "join again").into_iter().map(|(token, _)| token).collect()
         };
-        assert_eq!(tokens(Ok(journal(Some(ServerTime(1)), 0)), good), []);
-        assert_eq!(
-            tokens(Ok(journal(None, limits::UNACKED_RESULTS)), good),
-            [Reason::JournalFull, Reason::NoBirth]
-        );
-        let broken = WriteError { why: Reason::IoError, cause: Cause::Disk, detail: "gone".into() };
-        assert_eq!(tokens(Err(broken), past), [Reason::IoError, Reason::IdentityExpired]);
+        let sound = journal(Some(ServerTime(1)), 0);
+        assert_eq!(tokens(sound, good), []);
+        let full = journal(None, limits::UNACKED_RESULTS);
+        assert_eq!(tokens(full, good), [Reason::JournalFull, Reason::NoBirth]);
+        assert_eq!(tokens(sound, past), [Reason::IdentityExpired]);
     }
 }

@@ -1,12 +1,19 @@
 //! Upkeep: what a node does for its own state, beside the session and the commands. One task.
 //!
-//! Every few seconds it looks at the journal's file and at the room on the disk, tries writes again that were refused,
-//! makes the reserve anew, and brings the conditions up to date; at each Welcome and every five minutes it copies the
-//! server time mark to floors.json. All of it is off the runtime's thread, and nothing here ends a session.
+//! It looks at the journal's file and at the room on the disk, and brings the conditions up to date: twice a minute while
+//! all is well, every second while something is not; then it also tries writes again that were refused, and makes the
+//! reserve anew. A write that fails elsewhere wakes it. At each Welcome and every five minutes it copies the server time
+//! mark to floors.json. All of it is off the runtime's thread, and nothing here ends a session.
+//!
+//! A look while all is well is for people, who are told what stands, and for a journal that was taken away; whatever
+//! takes a command on looks by itself. It is one hand-over to the journal's thread, since threads that wake each other
+//! are most of what an idle node costs.
 
 pub mod conditions;
 pub mod failed_sync;
 pub mod floors;
+#[cfg(all(test, feature = "fakehw"))]
+mod tests;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -27,12 +34,16 @@ use crate::state_dir::{StateDir, StateError};
 use crate::status::report;
 
 /// Between two looks while all is well.
-const EVERY: Duration = Duration::from_secs(5);
+const EVERY: Duration = Duration::from_secs(30);
 /// Between two looks while something is not: what waits for a disk goes on soon after it is mended.
 const SOON: Duration = Duration::from_secs(1);
 /// Between two copies of the mark: as far as a lost journal may set it back.
 const FLOORS_EVERY: Duration = REWIND_ALLOWANCE;
-/// Between two counts of the state directory's files: a walk over as many entries as there are tombstones.
+/// Between two tries to write them.
+const FLOORS_AGAIN: Duration = Duration::from_secs(5);
+/// Between two counts of the state directory's files: a walk over as many entries as there are tombstones. None is made
+/// while the journal has no new event: a command's files come with its steps, each of which writes one, and so does the
+/// load that is measured every five minutes.
 const COUNT_EVERY: Duration = Duration::from_secs(60);
 
 /// What upkeep is made of.
@@ -58,43 +69,58 @@ impl Upkeep {
     pub async fn run(mut self) {
         let start = Instant::now();
         let (mut next, mut next_count, mut next_floors) = (start, start, start + FLOORS_EVERY);
+        let mut counted_at = None;
         let mut epoch = None;
         loop {
             let welcomed = tokio::select! {
                 biased;
-                () = sleep_until(next) => false,
+                () = sleep_until(next.min(next_floors)) => false,
                 () = self.journal.troubles_changed() => false,
                 changed = self.session.changed() => {
                     if changed.is_err() {
                         std::future::pending::<()>().await;
                     }
                     let live = self.session.borrow_and_update().live.as_ref().map(|live| live.epoch);
-                    std::mem::replace(&mut epoch, live) != live && live.is_some()
+                    if std::mem::replace(&mut epoch, live) == live || live.is_none() {
+                        // A heartbeat, or a session's end.
+                        continue;
+                    }
+                    true
                 }
             };
             let now = Instant::now();
             if welcomed || now >= next_floors {
-                let again = if self.write_floors().await { FLOORS_EVERY } else { EVERY };
+                let again = if self.write_floors().await { FLOORS_EVERY } else { FLOORS_AGAIN };
                 next_floors = now + again;
             }
             if now >= next {
-                let count = now >= next_count;
+                let event = Some(self.journal.pending_events().borrow().last);
+                let count = now >= next_count && event != counted_at;
                 if count {
                     next_count = now + COUNT_EVERY;
+                    counted_at = event;
                 }
                 self.look(count).await;
             }
             let not_after = self.identity.borrow().not_after;
             let mend = join_again(&self.state);
-            observe(&self.conditions, &self.journal, &self.working, not_after, &mend).await;
+            observe(&self.conditions, &self.journal, &self.working, not_after, &mend);
             let wait = if self.journal.troubles().is_empty() { EVERY } else { SOON };
             next = if now >= next { now + wait } else { next.min(now + wait) };
         }
     }
 
     async fn look(&self, count: bool) {
-        let (journal, state) = (self.journal.clone(), self.state.clone());
         let troubled = !self.journal.troubles().is_empty();
+        if count || troubled {
+            self.look_at_files(count, troubled).await;
+        }
+        // What it finds is told of as trouble.
+        let _ = self.journal.look(troubled).await;
+    }
+
+    async fn look_at_files(&self, count: bool, troubled: bool) {
+        let (journal, state) = (self.journal.clone(), self.state.clone());
         let looked = blocking::run(move || {
             if count {
                 journal.count_files();
@@ -108,8 +134,6 @@ impl Upkeep {
             Ok(None) => {}
             Err(error) => tracing::error!(%error, "the look at the state directory failed"),
         }
-        // What it finds is told of as trouble.
-        let _ = self.journal.look(troubled).await;
     }
 
     /// Whether they are on the disk.
@@ -148,15 +172,14 @@ fn trouble(error: &StateError) -> Trouble {
 }
 
 /// Brings the conditions up to date.
-pub async fn observe(
+pub fn observe(
     conditions: &Conditions,
     journal: &Journal,
     working: &WorkingClock,
     not_after: ServerTime,
     join_again: &str,
 ) {
-    let vitals = journal.vitals().await;
     let certificate = report::Certificate::at(not_after, working.now());
     let troubles = journal.troubles().into_iter().map(|trouble| (trouble.why, trouble.detail));
-    conditions.observe(troubles.chain(report::conditions(&vitals, certificate, join_again)));
+    conditions.observe(troubles.chain(report::conditions(journal.vitals(), certificate, join_again)));
 }

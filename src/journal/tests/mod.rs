@@ -112,7 +112,11 @@ impl Machine {
     }
 
     fn start_thread(&self) -> Journal {
-        let locked = Locked::open(self.options(Mode::Thread), journal_id("j-2")).expect("opened");
+        self.start_in(Mode::Thread)
+    }
+
+    fn start_in(&self, mode: Mode) -> Journal {
+        let locked = Locked::open(self.options(mode), journal_id("j-2")).expect("opened");
         locked.recover(Some(at(ISSUED))).expect("recovered").0
     }
 

@@ -7,6 +7,9 @@ use tokio::sync::oneshot;
 
 use super::*;
 
+/// Where the writer takes its work from a queue.
+const QUEUED: [Mode; 2] = [Mode::Thread, Mode::Pool];
+
 /// Keeps the writer's thread in a job until the sender is used.
 async fn hold(journal: &Journal) -> (std::sync::mpsc::Sender<()>, tokio::task::JoinHandle<()>) {
     let (release, held) = std::sync::mpsc::channel::<()>();
@@ -26,76 +29,82 @@ async fn hold(journal: &Journal) -> (std::sync::mpsc::Sender<()>, tokio::task::J
 
 #[tokio::test]
 async fn many_submitters_share_a_commit() {
-    let machine = Machine::new();
-    let journal = machine.start_thread();
-    let (release, holder) = hold(&journal).await;
-    let before = journal.commits();
-    let submitters: Vec<_> = (0..40)
-        .map(|n| {
-            let journal = journal.clone();
-            tokio::spawn(async move { drop(accepted(&journal, &format!("c-{n}"), ONCE).await) })
-        })
-        .collect();
-    // On this one-threaded runtime every submitter has handed its job over before this task goes on.
-    tokio::task::yield_now().await;
-    release.send(()).expect("the writer waits");
-    holder.await.expect("held");
-    for submitter in submitters {
-        submitter.await.expect("accepted");
+    for mode in QUEUED {
+        let machine = Machine::new();
+        let journal = machine.start_in(mode);
+        let (release, holder) = hold(&journal).await;
+        let before = journal.commits();
+        let submitters: Vec<_> = (0..40)
+            .map(|n| {
+                let journal = journal.clone();
+                tokio::spawn(async move { drop(accepted(&journal, &format!("c-{n}"), ONCE).await) })
+            })
+            .collect();
+        // On this one-threaded runtime every submitter has handed its job over before this task goes on.
+        tokio::task::yield_now().await;
+        release.send(()).expect("the writer waits");
+        holder.await.expect("held");
+        for submitter in submitters {
+            submitter.await.expect("accepted");
+        }
+        assert_eq!(journal.commits() - before, 1, "40 accepts that waited together");
+        journal.close().await;
     }
-    assert_eq!(journal.commits() - before, 1, "40 accepts that waited together");
-    journal.close().await;
 }
 
 #[tokio::test]
 async fn two_deliveries_of_one_id_in_one_batch_see_each_other() {
-    let machine = Machine::new();
-    let journal = machine.start_thread();
-    let (release, holder) = hold(&journal).await;
-    let twice: Vec<_> = (0..2)
-        .map(|_| {
-            let journal = journal.clone();
-            tokio::spawn(async move { deliver(&journal, "c-1", ONCE).await })
-        })
-        .collect();
-    tokio::task::yield_now().await;
-    release.send(()).expect("the writer waits");
-    holder.await.expect("held");
-    let mut answers = Vec::new();
-    for delivery in twice {
-        answers.push(delivery.await.expect("answered"));
+    for mode in QUEUED {
+        let machine = Machine::new();
+        let journal = machine.start_in(mode);
+        let (release, holder) = hold(&journal).await;
+        let twice: Vec<_> = (0..2)
+            .map(|_| {
+                let journal = journal.clone();
+                tokio::spawn(async move { deliver(&journal, "c-1", ONCE).await })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        release.send(()).expect("the writer waits");
+        holder.await.expect("held");
+        let mut answers = Vec::new();
+        for delivery in twice {
+            answers.push(delivery.await.expect("answered"));
+        }
+        assert!(matches!(answers[0], Admission::Accepted(_)), "{answers:?}");
+        assert_eq!(state_of(answers.remove(1)), AnswerState::Accepted);
+        journal.close().await;
     }
-    assert!(matches!(answers[0], Admission::Accepted(_)), "{answers:?}");
-    assert_eq!(state_of(answers.remove(1)), AnswerState::Accepted);
-    journal.close().await;
 }
 
 #[tokio::test]
 async fn an_operation_that_fails_takes_no_neighbour_with_it() {
-    let machine = Machine::new();
-    let faults = Faults::default();
-    let locked = Locked::open(machine.options(Mode::Thread), journal_id("j-2")).expect("opened");
-    let (journal, _) = locked.with_faults(faults.clone()).recover(None).expect("recovered");
-    let (release, holder) = hold(&journal).await;
-    let deliveries: Vec<_> = (0..3)
-        .map(|n| {
-            let journal = journal.clone();
-            tokio::spawn(async move { journal.admit(command(&format!("c-{n}"), ONCE), context()).await })
-        })
-        .collect();
-    tokio::task::yield_now().await;
-    // The batch's savepoints: the lazy writes, then a delivery each; the second delivery fails.
-    faults.fail_some(At::Statement, ffi::SQLITE_IOERR_READ, 2, 1);
-    release.send(()).expect("the writer waits");
-    holder.await.expect("held");
-    let mut written = Vec::new();
-    for delivery in deliveries {
-        written.push(delivery.await.expect("answered").map_err(|error| error.why).is_ok());
+    for mode in QUEUED {
+        let machine = Machine::new();
+        let faults = Faults::default();
+        let locked = Locked::open(machine.options(mode), journal_id("j-2")).expect("opened");
+        let (journal, _) = locked.with_faults(faults.clone()).recover(None).expect("recovered");
+        let (release, holder) = hold(&journal).await;
+        let deliveries: Vec<_> = (0..3)
+            .map(|n| {
+                let journal = journal.clone();
+                tokio::spawn(async move { journal.admit(command(&format!("c-{n}"), ONCE), context()).await })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        // The batch's savepoints: the lazy writes, then a delivery each; the second delivery fails.
+        faults.fail_some(At::Statement, ffi::SQLITE_IOERR_READ, 2, 1);
+        release.send(()).expect("the writer waits");
+        holder.await.expect("held");
+        let mut written = Vec::new();
+        for delivery in deliveries {
+            written.push(delivery.await.expect("answered").map_err(|error| error.why).is_ok());
+        }
+        assert_eq!(written, [true, false, true]);
+        let known = journal.snapshot().await.expect("a snapshot").commands;
+        assert_eq!(known.iter().map(|line| line.id.as_str()).collect::<Vec<_>>(), ["c-0", "c-2"]);
+        journal.close().await;
     }
-    assert_eq!(written, [true, false, true]);
-    let known = journal.snapshot().await.expect("a snapshot").commands;
-    assert_eq!(known.iter().map(|line| line.id.as_str()).collect::<Vec<_>>(), ["c-0", "c-2"]);
-    journal.close().await;
 }
 
 #[tokio::test]
@@ -182,20 +191,22 @@ async fn a_failed_sync_is_never_retried_as_if_it_had_worked() {
 
 #[tokio::test]
 async fn an_ack_is_written_within_a_second_or_two_without_another_commit() {
-    let machine = Machine::new();
-    let journal = machine.start_thread();
-    done(&journal, "c-1", ONCE).await;
-    let before = journal.commits();
-    journal.acked(vec![id("c-1"), id("c-unknown")]);
-    for _ in 0..100 {
-        if journal.commits() > before {
-            break;
+    for mode in QUEUED {
+        let machine = Machine::new();
+        let journal = machine.start_in(mode);
+        done(&journal, "c-1", ONCE).await;
+        let before = journal.commits();
+        journal.acked(vec![id("c-1"), id("c-unknown")]);
+        for _ in 0..100 {
+            if journal.commits() > before {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(journal.commits() - before, 1);
+        assert_eq!(journal.snapshot().await.expect("a snapshot").counts.tombstones, 1);
+        journal.close().await;
     }
-    assert_eq!(journal.commits() - before, 1);
-    assert_eq!(journal.snapshot().await.expect("a snapshot").counts.tombstones, 1);
-    journal.close().await;
 }
 
 #[tokio::test]
@@ -257,7 +268,7 @@ async fn unacked_results_come_in_pages_oldest_first_until_they_are_acked() {
 
 #[tokio::test]
 async fn after_closing_every_call_is_answered_stopping_and_the_lock_is_free() {
-    for mode in [Mode::Thread, Mode::Inline] {
+    for mode in [Mode::Thread, Mode::Pool, Mode::Inline] {
         let machine = Machine::new();
         let locked = Locked::open(machine.options(mode), journal_id("j-2")).expect("opened");
         let (journal, _) = locked.recover(None).expect("recovered");
@@ -274,32 +285,79 @@ async fn after_closing_every_call_is_answered_stopping_and_the_lock_is_free() {
 
 #[tokio::test]
 async fn a_submitter_that_goes_away_leaves_a_written_command() {
-    let machine = Machine::new();
-    let journal = machine.start_thread();
-    let (release, holder) = hold(&journal).await;
-    let other = journal.clone();
-    let gone = tokio::spawn(async move { deliver(&other, "c-1", ONCE).await });
-    tokio::task::yield_now().await;
-    gone.abort();
-    release.send(()).expect("the writer waits");
-    holder.await.expect("held");
-    assert_eq!(state_of(deliver(&journal, "c-1", ONCE).await), AnswerState::Accepted);
-    journal.close().await;
+    for mode in QUEUED {
+        let machine = Machine::new();
+        let journal = machine.start_in(mode);
+        let (release, holder) = hold(&journal).await;
+        let other = journal.clone();
+        let gone = tokio::spawn(async move { deliver(&other, "c-1", ONCE).await });
+        tokio::task::yield_now().await;
+        gone.abort();
+        release.send(()).expect("the writer waits");
+        holder.await.expect("held");
+        assert_eq!(state_of(deliver(&journal, "c-1", ONCE).await), AnswerState::Accepted);
+        journal.close().await;
+    }
 }
 
 #[tokio::test]
 async fn a_panic_in_the_writer_ends_it_and_says_so() {
+    for mode in QUEUED {
+        let machine = Machine::new();
+        let journal = machine.start_in(mode);
+        let (tell, told) = oneshot::channel::<()>();
+        let error = journal
+            .submit(move |_| -> rusqlite::Result<()> {
+                drop(tell);
+                panic!("asked for by the test")
+            })
+            .await
+            .expect_err("no answer");
+        assert!(told.await.is_err());
+        assert_eq!(error.why, Reason::IoError);
+        journal.failed().await;
+    }
+}
+
+#[test]
+fn journals_at_rest_need_no_thread_and_the_end_of_their_handles_frees_them() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().max_blocking_threads(1).build().expect("a runtime");
+    let machines: Vec<_> = (0..5).map(|_| Machine::new()).collect();
+    let work = async {
+        let journals: Vec<_> = machines.iter().map(|machine| machine.start_in(Mode::Pool)).collect();
+        for journal in &journals {
+            done(journal, "c-1", ONCE).await;
+            journal.acked(vec![id("c-1")]);
+        }
+        // The acks wait a second for another commit; each wakes its writer, and no writer has the thread meanwhile.
+        for journal in &journals {
+            while journal.vitals().owed > 0 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+        drop(journals);
+        for machine in &machines {
+            while Locked::open(machine.options(Mode::Inline), journal_id("j-2")).is_err() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    };
+    runtime.block_on(async { tokio::time::timeout(Duration::from_secs(20), work).await.expect("in time") });
+}
+
+#[test]
+fn a_journal_that_outlives_its_runtime_is_closed_with_it_and_says_so() {
     let machine = Machine::new();
-    let journal = machine.start_thread();
-    let (tell, told) = oneshot::channel::<()>();
-    let error = journal
-        .submit(move |_| -> rusqlite::Result<()> {
-            drop(tell);
-            panic!("asked for by the test")
-        })
-        .await
-        .expect_err("no answer");
-    assert!(told.await.is_err());
-    assert_eq!(error.why, Reason::IoError);
-    journal.failed().await;
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let first = runtime();
+    let journal = first.block_on(async {
+        let journal = machine.start_in(Mode::Pool);
+        accepted(&journal, "c-1", ONCE).await;
+        journal
+    });
+    drop(first);
+    let later = runtime().block_on(journal.admit(command("c-2", ONCE), context()));
+    assert_eq!(later.expect_err("nobody writes it").why, Reason::Stopping);
+    assert_eq!(machine.start_at(ISSUED).1.waiting, [id("c-1")]);
 }

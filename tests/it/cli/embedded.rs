@@ -8,7 +8,7 @@ use bcd::gateway::control::{Operator, Request, Response};
 use bcd::gateway::worker::Draft;
 use bcd::identity::Ticket;
 use bcd::identity::join::{JournalOptions, Options as JoinOptions, join};
-use bcd::journal::{EventLimits, Limits, Mode, OpenError};
+use bcd::journal::{EventLimits, Limits, Memory, Mode, OpenError};
 use bcd::model::{BootId, Exit, Incarnation, NodeId};
 use bcd::node::{BuildError, Node, Options};
 use bcd::wire::dsse::Policy;
@@ -35,6 +35,7 @@ fn options(state: &std::path::Path, seed: u64) -> Options {
         wal_bytes: WAL_BYTES,
         event_limits: EventLimits::default(),
         journal: Mode::Thread,
+        memory: Memory::HOST,
         reboot: Arc::new(bcd::host::fake_machine::FakeReboot::none()),
         programs: Arc::new(bcd::exec::Supervisors::new(env!("CARGO_BIN_EXE_bcd").into())),
         protocol: bcd::wire::version::Range::OWN,
