@@ -97,10 +97,10 @@ impl Service {
 
     async fn transact(&self, checked: Checked, peer: &Peer, caller: Weak<()>) -> Result<Begun, Status> {
         let hub = &self.0;
-        let Checked { facts, proto, running } = checked;
+        let Checked { facts, proto } = checked;
         let lease = hub.need_lease()?;
         let (boot_id, journal_id) = (facts.boot_id.clone(), facts.journal_id.clone());
-        let incarnation = facts.incarnation.clone();
+        let (incarnation, running) = (facts.incarnation.clone(), facts.running.clone());
         let opened =
             hub.store.hello(facts, lease.clone(), caller).await.map_err(|error| self.internal(&error))?;
         if let Err(HelloRefusal::Revoked(_)) = &opened {
@@ -208,7 +208,7 @@ impl Service {
             other => {
                 tracing::error!(?other, "the worker did not answer");
                 let message = "the join service did not answer";
-                self.0.refuse(Code::Internal, Reason::Internal, message, None)
+                self.0.refuse(Code::Unavailable, Reason::Internal, message, None)
             }
         }
     }

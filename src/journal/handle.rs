@@ -22,9 +22,7 @@ use super::writer::Queue;
 use super::{AckOf, Admission, EventPage, Mode, Unacked, Vitals, ops};
 use crate::admission::Context;
 use crate::failpoint;
-use crate::model::{
-    Command, CommandId, Digest, Done, EventType, JournalId, NewEvent, Outcome, Reason, ServerTime,
-};
+use crate::model::{Command, CommandId, Digest, Done, EventType, JournalId, NewEvent, Outcome, ServerTime};
 use crate::wire::dsse::Verified;
 
 /// The writer's handle. When the last clone is dropped without [`Journal::close`], the writer ends as in a crash: what
@@ -55,10 +53,12 @@ impl Journal {
         let shared = Arc::clone(&core.shared);
         let writer = match mode {
             Mode::Inline => Writer::Inline(Mutex::new(Some((Box::new(core), Lazy::default())))),
-            Mode::Thread => Writer::Queued(Queue::start(core).map_err(|error| no_thread(&error))?),
+            Mode::Thread => {
+                Writer::Queued(Queue::start(core).map_err(|error| WriteError::no_thread(&error))?)
+            }
             Mode::Pool => {
-                let runtime = Handle::try_current().map_err(|error| no_thread(&error))?;
-                Writer::Queued(Queue::rest(core, runtime))
+                let none = |error| WriteError::no_thread(&std::io::Error::other(error));
+                Writer::Queued(Queue::rest(core, Handle::try_current().map_err(none)?))
             }
         };
         Ok(Self { shared, writer: Arc::new(writer) })
@@ -450,10 +450,6 @@ impl Journal {
             }
         }
     }
-}
-
-fn no_thread(error: &dyn std::error::Error) -> WriteError {
-    WriteError { why: Reason::IoError, detail: format!("the writer's thread cannot be started: {error}") }
 }
 
 fn whose(command: &Command) -> (CommandId, Digest) {

@@ -19,3 +19,4 @@ mod sim;
 mod source;
 mod unit;
 mod versions;
+mod worker;

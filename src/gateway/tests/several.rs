@@ -86,7 +86,7 @@ async fn a_command_and_its_cancellation_reach_a_node_at_another_gateway_and_its_
     assert_eq!(id_of(&command), id);
     session.say(&command, Say::Accepted).await;
     first.reaches(&id, "accepted").await;
-    first.ask(Request::Cancel { id: id.clone() }).await;
+    first.cancel(&id).await.expect("taken");
     within("the cancellation", async {
         while !matches!(session.next().await.expect("a frame"), Out::Cancel(_)) {}
     })
