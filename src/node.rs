@@ -7,6 +7,7 @@
 
 mod metrics;
 mod renewal;
+mod renewing;
 mod waiting;
 
 use std::collections::BTreeSet;
@@ -19,7 +20,7 @@ use futures_util::future::BoxFuture;
 use nix::errno::Errno;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 use crate::blocking;
 use crate::clock::Clock;
@@ -46,6 +47,7 @@ use crate::wire::link::{Dialer, Endpoint};
 use crate::wire::tls::{self, Roots};
 use crate::wire::version::Range;
 use renewal::{Renewal, Tell};
+use renewing::Renewing;
 pub use waiting::build as build_when_the_disk_allows;
 
 /// The journal's log on a host: above SQLite's checkpoint at 1,000 pages of 4 KiB, so that commits overwrite it and
@@ -245,7 +247,7 @@ impl Node {
     }
 
     /// Runs until `stop` says true or its sender is gone, or until the journal can no longer be trusted.
-    pub async fn run(self, stop: watch::Receiver<bool>) -> Exit {
+    pub async fn run(mut self, stop: watch::Receiver<bool>) -> Exit {
         let journal = self.journal.clone();
         let socket = bind_status_socket(self.options.run_dir.as_deref());
         let lanes = Lanes::default();
@@ -254,7 +256,10 @@ impl Node {
         let (use_identity, identity) = watch::channel(self.identity.clone());
         let (use_roots, roots) = watch::channel(self.identity.trust.command_roots.clone());
         let (end, ending) = watch::channel(None);
-        let renewals = self.renewals(Tell { identity: use_identity, roots: use_roots, ending: end });
+        let replaced = Arc::new(Notify::new());
+        let tell = Tell { identity: use_identity, roots: use_roots, ending: end };
+        let renewals = self.renewals(tell, Arc::clone(&replaced));
+        let renewing = self.renewing(identity.clone(), status.clone(), replaced);
         let upkeep = self.upkeep(conditions.clone(), status.clone(), identity.clone()).run();
         let notifier = Arc::clone(&self.options.notifier);
         let notified = status.clone();
@@ -270,6 +275,7 @@ impl Node {
             }
             never = relay => match never {},
             () = upkeep => Exit::Failed,
+            () = renewing => Exit::Failed,
             () = work => Exit::Done,
             () = overdue(relayed.clone()) => {
                 tracing::warn!("the stop took too long; what is unfinished is settled at the next start");
@@ -284,11 +290,39 @@ impl Node {
         (*ending.borrow()).unwrap_or(exit)
     }
 
-    fn renewals(&self, tell: Tell) -> Option<Box<dyn Renewals>> {
+    fn renewals(&self, tell: Tell, replaced: Arc<Notify>) -> Option<Box<dyn Renewals>> {
         let file = (self.options.state.clone(), self.mark?);
         let own = self.options.endpoints.clone();
         let connect = Arc::clone(&self.options.connect);
-        Some(Box::new(Renewal::new(file, own, connect, self.working.clone(), tell)))
+        Some(Box::new(Renewal::new(file, own, connect, self.working.clone(), tell, replaced)))
+    }
+
+    /// Renews the certificate; a node whose dialer is given has none to renew.
+    fn renewing(
+        &mut self,
+        identity: watch::Receiver<Identity>,
+        session: watch::Receiver<SessionStatus>,
+        replaced: Arc<Notify>,
+    ) -> impl Future<Output = ()> + use<> {
+        let renewing = self.mark.map(|_| Renewing {
+            state: self.options.state.clone(),
+            identity,
+            trust_floor: self.floors.trust_version,
+            own_endpoints: self.options.endpoints.clone(),
+            connect: Arc::clone(&self.options.connect),
+            working: self.working.clone(),
+            journal: self.journal.clone(),
+            session,
+            incarnation: self.incarnation.clone(),
+            replaced,
+            rng: StdRng::from_rng(&mut self.options.rng),
+        });
+        async move {
+            match renewing {
+                Some(renewing) => renewing.run().await,
+                None => std::future::pending().await,
+            }
+        }
     }
 
     fn upkeep(
@@ -408,10 +442,10 @@ fn bind_status_socket(run: Option<&Path>) -> Option<Socket> {
 }
 
 fn log_start(identity: &Identity, recovered: &Recovered, ended: usize) {
-    let Identity { node_id, not_after, .. } = identity;
+    let Identity { node_id, leaf, .. } = identity;
     tracing::info!(
         %node_id,
-        certificate_until = %not_after,
+        certificate_until = %leaf.validity.not_after,
         waiting = recovered.waiting.len(),
         unacked = recovered.unacked,
         foreign = recovered.foreign,
@@ -434,12 +468,19 @@ fn grpc_dialer(
     connect: &Arc<dyn Connect>,
     state: &Path,
 ) -> Result<Arc<dyn Dialer>, BuildError> {
+    let tls = client_tls(identity, working)
+        .map_err(|source| BuildError::Tls { state: state.to_owned(), source })?;
+    Ok(Arc::new(GrpcDialer::new(tls, Arc::clone(connect))))
+}
+
+fn client_tls(
+    identity: &Identity,
+    working: &WorkingClock,
+) -> Result<Arc<rustls::ClientConfig>, rustls::Error> {
     let roots = Roots::Certificates(identity.trust.gateway_roots());
     // Certificates of gateways are judged by the working clock.
     let time = Arc::new(working.clone());
-    let tls = tls::client_config(&roots, Some(Arc::clone(&identity.key)), time)
-        .map_err(|source| BuildError::Tls { state: state.to_owned(), source })?;
-    Ok(Arc::new(GrpcDialer::new(Arc::new(tls), Arc::clone(connect))))
+    Ok(Arc::new(tls::client_config(&roots, Some(Arc::clone(&identity.key)), time)?))
 }
 
 /// One stop signal of two: asked for from outside, or the identity is no longer this process's.
@@ -540,12 +581,12 @@ impl Reporter {
     async fn report(&self) -> Report {
         let journal = self.journal.snapshot().await.map(|snapshot| report::Journal::of(&snapshot));
         let server_time = self.working.now();
-        let (node, not_after) = {
+        let (node, validity) = {
             let identity = self.identity.borrow();
-            (report::Node::of(&identity), identity.not_after)
+            (report::Node::of(&identity), identity.leaf.validity)
         };
-        let certificate = Certificate::at(not_after, server_time);
-        upkeep::observe(&self.conditions, &self.journal, &self.working, not_after, &self.join_again).await;
+        let certificate = Certificate::at(validity, server_time);
+        upkeep::observe(&self.conditions, &self.journal, &self.working, validity, &self.join_again).await;
         Report {
             schema: report::SCHEMA,
             version: env!("CARGO_PKG_VERSION").into(),

@@ -180,7 +180,7 @@ impl Shared {
             lanes: BTreeMap::new(),
             running: Vec::new(),
             journal: None,
-            certificate: Certificate::at(self.identity.not_after, None),
+            certificate: Certificate::at(self.identity.leaf.validity, None),
             conditions: self.conditions.all(),
         }
     }

@@ -21,13 +21,13 @@ use rand::rngs::StdRng;
 use tokio::sync::{mpsc, watch};
 
 pub use hello::HelloFacts;
+pub use machine::Offered;
 pub use outbox::Outbox;
 pub use status::{EndStatus, LiveStatus, SessionState, SessionStatus};
 pub use working_clock::WorkingClock;
 
 use crate::exec::Lanes;
 use crate::journal::Journal;
-use crate::model::ServerTime;
 use crate::wire::frames::Delivery;
 use crate::wire::link::{Dialer, Endpoint};
 
@@ -36,24 +36,27 @@ use crate::wire::link::{Dialer, Endpoint};
 /// size are 64 MiB.
 pub const DELIVERIES: usize = 64;
 
-/// What a session dials with; a join may replace it while the process runs.
+/// What a session dials with; a join, a renewal or a trust bundle may replace it while the process runs.
 #[derive(Clone)]
 pub struct Credentials {
     /// Opens links with this node's identity.
     pub dialer: Arc<dyn Dialer>,
     /// Gateways, tried in turn.
     pub endpoints: Vec<Endpoint>,
-    /// When the certificate that is offered runs out.
-    pub cert_not_after: ServerTime,
-    /// What an operator does once it has.
-    pub mend: String,
+    /// The certificate that is offered.
+    pub offered: Offered,
+    /// Version of the trust bundle that is held.
+    pub trust_version: u64,
 }
 
 /// Where newer credentials of the same node come from.
 pub trait Renewals: Send + Sync {
     /// Those that have replaced the last ones; absent when nothing has changed. Called while the session waits to
-    /// dial.
+    /// dial, and after [`Renewals::replaced`]. One whose future is dropped leaves what it found to the next.
     fn look(&self) -> BoxFuture<'static, Option<Credentials>>;
+
+    /// Resolves when this process has replaced them itself: a live session looks then, too.
+    fn replaced(&self) -> BoxFuture<'static, ()>;
 }
 
 /// What a session is made of.

@@ -1,8 +1,8 @@
 //! Upkeep: what a node does for its own state, beside the session and the commands. One task.
 //!
 //! Every few seconds it looks at the journal's file and at the room on the disk, tries writes again that were refused,
-//! makes the reserve anew, and brings the conditions up to date; at each Welcome and every five minutes it copies the
-//! server time mark to floors.json. All of it is off the runtime's thread, and nothing here ends a session.
+//! makes the reserve anew, and brings the conditions up to date; at each Welcome, each change of the identity and every
+//! five minutes it copies the server time mark and the trust bundle's version to floors.json. All of it is off the runtime's thread, and nothing here ends a session.
 
 pub mod conditions;
 pub mod failed_sync;
@@ -20,11 +20,11 @@ pub use floors::{Floors, FloorsError};
 use crate::blocking;
 use crate::identity::{Identity, join_again};
 use crate::journal::{Journal, Trouble};
-use crate::model::ServerTime;
 use crate::session::working_clock::REWIND_ALLOWANCE;
 use crate::session::{SessionStatus, WorkingClock};
 use crate::state_dir::{StateDir, StateError};
 use crate::status::report;
+use crate::wire::link::Validity;
 
 /// Between two looks while all is well.
 const EVERY: Duration = Duration::from_secs(5);
@@ -60,10 +60,17 @@ impl Upkeep {
         let (mut next, mut next_count, mut next_floors) = (start, start, start + FLOORS_EVERY);
         let mut epoch = None;
         loop {
-            let welcomed = tokio::select! {
+            let changed = tokio::select! {
                 biased;
                 () = sleep_until(next) => false,
                 () = self.journal.troubles_changed() => false,
+                // A renewal, whose answer may have set the mark back, or a newer bundle.
+                changed = self.identity.changed() => {
+                    if changed.is_err() {
+                        std::future::pending::<()>().await;
+                    }
+                    true
+                }
                 changed = self.session.changed() => {
                     if changed.is_err() {
                         std::future::pending::<()>().await;
@@ -73,7 +80,7 @@ impl Upkeep {
                 }
             };
             let now = Instant::now();
-            if welcomed || now >= next_floors {
+            if changed || now >= next_floors {
                 let again = if self.write_floors().await { FLOORS_EVERY } else { EVERY };
                 next_floors = now + again;
             }
@@ -84,9 +91,9 @@ impl Upkeep {
                 }
                 self.look(count).await;
             }
-            let not_after = self.identity.borrow().not_after;
+            let validity = self.identity.borrow().leaf.validity;
             let mend = join_again(&self.state);
-            observe(&self.conditions, &self.journal, &self.working, not_after, &mend).await;
+            observe(&self.conditions, &self.journal, &self.working, validity, &mend).await;
             let wait = if self.journal.troubles().is_empty() { EVERY } else { SOON };
             next = if now >= next { now + wait } else { next.min(now + wait) };
         }
@@ -114,7 +121,8 @@ impl Upkeep {
 
     /// Whether they are on the disk.
     async fn write_floors(&mut self) -> bool {
-        self.floors.raise_mark(self.working.now());
+        self.floors.set_mark(self.working.now());
+        self.floors.raise_trust(self.identity.borrow().trust.bundle.version);
         let (floors, state) = (self.floors.clone(), self.state.clone());
         let written = blocking::run(move || floors.write(&state)).await;
         match written {
@@ -152,11 +160,11 @@ pub async fn observe(
     conditions: &Conditions,
     journal: &Journal,
     working: &WorkingClock,
-    not_after: ServerTime,
+    validity: Validity,
     join_again: &str,
 ) {
     let vitals = journal.vitals().await;
-    let certificate = report::Certificate::at(not_after, working.now());
+    let certificate = report::Certificate::at(validity, working.now());
     let troubles = journal.troubles().into_iter().map(|trouble| (trouble.why, trouble.detail));
     conditions.observe(troubles.chain(report::conditions(&vitals, certificate, join_again)));
 }

@@ -14,6 +14,7 @@ mod gateways;
 mod lab;
 mod lies;
 mod reboot;
+mod renewal;
 mod session;
 mod sim;
 mod source;

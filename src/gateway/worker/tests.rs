@@ -119,6 +119,7 @@ impl Lab {
             csr_sha256: Digest::of(&csr),
             nonce: "00".repeat(16),
             issued_at: at,
+            challenge: None,
         };
         change(&mut proof);
         let proof =
