@@ -8,6 +8,7 @@
 mod metrics;
 mod renewal;
 mod renewing;
+mod trusting;
 mod waiting;
 
 use std::collections::BTreeSet;
@@ -42,12 +43,14 @@ use crate::status::socket::{Question, Socket};
 use crate::systemd::Notifier;
 use crate::upkeep::{self, Conditions, Floors, FloorsError, Upkeep, failed_sync};
 use crate::wire::dsse::{Audience, CommandRoots, Policy};
+use crate::wire::frames::Notice;
 use crate::wire::grpc::GrpcDialer;
 use crate::wire::link::{Dialer, Endpoint};
 use crate::wire::tls::{self, Roots};
 use crate::wire::version::Range;
 use renewal::{Renewal, Tell};
 use renewing::Renewing;
+use trusting::Trusting;
 pub use waiting::build as build_when_the_disk_allows;
 
 /// The journal's log on a host: above SQLite's checkpoint at 1,000 pages of 4 KiB, so that commits overwrite it and
@@ -259,6 +262,8 @@ impl Node {
         let replaced = Arc::new(Notify::new());
         let tell = Tell { identity: use_identity, roots: use_roots, ending: end };
         let renewals = self.renewals(tell, Arc::clone(&replaced));
+        let (notices, noticed) = mpsc::channel(session::NOTICES);
+        let trusting = self.trusting(identity.clone(), noticed, Arc::clone(&replaced)).run();
         let renewing = self.renewing(identity.clone(), status.clone(), replaced);
         let upkeep = self.upkeep(conditions.clone(), status.clone(), identity.clone()).run();
         let notifier = Arc::clone(&self.options.notifier);
@@ -266,7 +271,7 @@ impl Node {
         let reporter = Arc::new(self.reporter(lanes.clone(), status, conditions, identity));
         let fatal = fatal(journal.clone(), self.options.run_dir.clone(), self.options.boot_id.clone());
         let (relayed, relay) = relay(stop, ending.clone());
-        let work = self.start(lanes, say, renewals, roots, relayed.clone());
+        let work = self.start(lanes, say, (renewals, notices), roots, relayed.clone());
         let exit = tokio::select! {
             biased;
             failed = fatal => {
@@ -276,6 +281,7 @@ impl Node {
             never = relay => match never {},
             () = upkeep => Exit::Failed,
             () = renewing => Exit::Failed,
+            () = trusting => Exit::Failed,
             () = work => Exit::Done,
             () = overdue(relayed.clone()) => {
                 tracing::warn!("the stop took too long; what is unfinished is settled at the next start");
@@ -295,6 +301,23 @@ impl Node {
         let own = self.options.endpoints.clone();
         let connect = Arc::clone(&self.options.connect);
         Some(Box::new(Renewal::new(file, own, connect, self.working.clone(), tell, replaced)))
+    }
+
+    fn trusting(
+        &self,
+        identity: watch::Receiver<Identity>,
+        notices: mpsc::Receiver<Notice>,
+        replaced: Arc<Notify>,
+    ) -> Trusting {
+        Trusting {
+            state: self.options.state.clone(),
+            identity,
+            trust_floor: self.floors.trust_version,
+            working: self.working.clone(),
+            journal: self.journal.clone(),
+            notices,
+            replaced,
+        }
     }
 
     /// Renews the certificate; a node whose dialer is given has none to renew.
@@ -367,7 +390,7 @@ impl Node {
         mut self,
         lanes: Lanes,
         status: watch::Sender<SessionStatus>,
-        renewals: Option<Box<dyn Renewals>>,
+        (renewals, notices): (Option<Box<dyn Renewals>>, mpsc::Sender<Notice>),
         roots: watch::Receiver<CommandRoots>,
         stop: watch::Receiver<bool>,
     ) -> impl Future<Output = ()> {
@@ -405,6 +428,7 @@ impl Node {
         let session = Session::new(SessionParts {
             credentials,
             renewals,
+            notices,
             hello: HelloFacts {
                 node_id: self.identity.node_id,
                 role: self.identity.role,

@@ -87,6 +87,9 @@ pub enum Request {
     },
     /// Revokes a node's certificates, and ends its session.
     Revoke {
+        /// Tell the node so, signed: it keeps that, and no `unrevoke` brings it back.
+        #[serde(default)]
+        for_good: bool,
         /// Whose.
         node: NodeId,
     },

@@ -27,6 +27,7 @@ mod state_dir;
 mod store;
 mod task;
 mod tls;
+mod trust;
 mod update;
 mod worker;
 
@@ -448,6 +449,7 @@ async fn serve(
     let accepting = Task::spawn(tls::accept(listener, hub.tls.clone(), connections));
     let controlling = Task::spawn(controlling);
     let housekeeping = Task::spawn(keep_house(hub.clone()));
+    let trusting = Task::spawn(trust::follow(hub.clone()));
     let listening = Task::spawn(neighbours::listen(hub.clone(), keeping.last_notice));
     let reloading = Task::spawn(async move {
         match keeping.serving {
@@ -485,7 +487,7 @@ async fn serve(
         _ = &mut leasing => result = Err(GatewayError::Replaced(hub.store.gateway().clone())),
         ended = &mut server => result = ended.unwrap_or(Ok(())).map_err(GatewayError::from),
     }
-    drop((accepting, controlling, housekeeping, listening, reloading));
+    drop((accepting, controlling, housekeeping, trusting, listening, reloading));
     hub.set_draining(true);
     for (_, live) in hub.sessions() {
         live.end(SessionEnd::told(Code::Unavailable, Reason::Draining, "the gateway is stopping"));

@@ -30,7 +30,8 @@ pub use ticket::{Ticket, TicketError, Token};
 use crate::model::{Digest, Exit, NodeId, Role};
 use crate::state_dir::{StateDir, StateError};
 use crate::wire::bundle::{BundleError, Trust};
-use crate::wire::dsse::PublicKey;
+use crate::wire::dsse::{Audience, PublicKey};
+use crate::wire::revocation::Revocation;
 use again::join_again_beside;
 use keys::NodeKey;
 use stored::{Stored as _, StoredIdentity};
@@ -62,6 +63,8 @@ pub struct Identity {
     pub leaf: Leaf,
     /// SHA-256 of the leaf: another for every certificate.
     pub certificate: Digest,
+    /// The join service has revoked it: it is not used again.
+    pub revoked: bool,
 }
 
 /// Why an identity cannot be loaded.
@@ -168,6 +171,13 @@ fn assemble(stored: StoredIdentity, key: &NodeKey, path: PathBuf) -> Result<Iden
     let tls = CertifiedKey::from_der(chain.clone(), key.to_tls(), &provider)
         .map_err(|_| contradiction("the key"))?;
     let certificate = Digest::of(first);
+    let audience = Audience { trust_domain: stored.trust_domain.clone(), node_id: stored.node_id.clone() };
+    let revoked = match &stored.revocation {
+        None => false,
+        Some(envelope) => Revocation::verify(envelope, &stored.join_signing_key, &audience)
+            .map_err(|_| contradiction("the revocation"))?
+            .names(&leaf.serial),
+    };
     let trust = Trust::verify(stored.trust_bundle, &stored.join_signing_key, &stored.trust_domain)
         .map_err(|source| LoadError::Trust { path, source })?;
     Ok(Identity {
@@ -183,6 +193,7 @@ fn assemble(stored: StoredIdentity, key: &NodeKey, path: PathBuf) -> Result<Iden
         trust: Arc::new(trust),
         leaf,
         certificate,
+        revoked,
     })
 }
 

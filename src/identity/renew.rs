@@ -23,7 +23,7 @@ use crate::model::{Digest, ServerTime};
 use crate::ports::Connect;
 use crate::state_dir::{StateDir, StateError};
 use crate::wire::bundle::{BundleError, Trust};
-use crate::wire::dsse::{Document as _, SignError, Verified, sign, verify_document};
+use crate::wire::dsse::{Document as _, Envelope, SignError, Verified, sign, verify_document};
 use crate::wire::enroll::{RenewAnswer, RenewProof, renew_request_digest};
 use crate::wire::link::{Endpoint, LinkEnd};
 use crate::wire::pb;
@@ -305,6 +305,14 @@ pub fn install(
 /// See [`KeepError`]; the old bundle stays.
 pub fn keep_bundle(state: &Path, held: &Identity, trust: &Trust) -> Result<(), KeepError> {
     change(state, held, |dir, stored| Ok(stored.with_bundle(trust).write(dir)?))
+}
+
+/// Keeps that the certificate of `held` is revoked: it is not used again, by no process. Blocks.
+///
+/// # Errors
+/// See [`KeepError`].
+pub fn keep_revocation(state: &Path, held: &Identity, revocation: Envelope) -> Result<(), KeepError> {
+    change(state, held, |dir, stored| Ok(stored.with_revocation(revocation).write(dir)?))
 }
 
 /// Changes identity.json, if it is still that of `held`, with the state directory taken meanwhile.

@@ -69,6 +69,9 @@ pub struct StoredIdentity {
     pub join_signing_key: PublicKey,
     /// The newest trust bundle, as it was signed.
     pub trust_bundle: Envelope,
+    /// The revocation of the certificate, as it was signed; absent: it was not revoked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revocation: Option<Envelope>,
 }
 
 /// join-pending.json.
@@ -173,6 +176,12 @@ impl StoredIdentity {
         Self { trust_bundle: trust.envelope.clone(), ..self }
     }
 
+    /// With the certificate revoked.
+    #[must_use]
+    pub fn with_revocation(self, revocation: Envelope) -> Self {
+        Self { revocation: Some(revocation), ..self }
+    }
+
     /// What [`super::Accepted`] says, in the form of the file.
     pub fn new(accepted: &super::Accepted) -> Self {
         Self {
@@ -187,6 +196,7 @@ impl StoredIdentity {
             attestor: "token".into(),
             join_signing_key: accepted.join_signing_key.clone(),
             trust_bundle: accepted.trust.envelope.clone(),
+            revocation: None,
         }
     }
 }

@@ -20,11 +20,34 @@ impl Fixture {
         stored(&self.dir, &self.service, &self.stored.key.0, uris, generation).write(&self.dir).unwrap();
     }
 
+    /// A bundle of this version, signed by the pinned key or by another.
+    pub(crate) fn bundle(&self, version: u64, pinned: bool) -> crate::wire::dsse::Envelope {
+        let bundle = self.service.bundle(&accept::tests::authority());
+        let bundle = crate::wire::bundle::TrustBundle { version, ..bundle };
+        if pinned {
+            self.service.sign_bundle(&bundle)
+        } else {
+            accept::tests::Service::new().sign_bundle(&bundle)
+        }
+    }
+
+    /// A revocation of these serials of `node`.
+    pub(crate) fn revocation(&self, node: &str, serials: &[&str]) -> crate::wire::dsse::Envelope {
+        use crate::wire::dsse::Document as _;
+        let revocation = Revocation {
+            trust_domain: "lab.example".into(),
+            node_id: NodeId::new(node).unwrap(),
+            serials: serials.iter().map(|serial| (*serial).to_owned()).collect(),
+            issued_at: ServerTime(1_790_000_000_000),
+        };
+        self.service.sign(Revocation::TYPE, &revocation)
+    }
+
     fn identity(&self) -> PathBuf {
         self.state().join(stored::IDENTITY)
     }
 
-    pub(super) fn load(&self) -> Result<Identity, LoadError> {
+    pub(crate) fn load(&self) -> Result<Identity, LoadError> {
         Identity::load(&self.state())
     }
 

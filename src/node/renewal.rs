@@ -31,6 +31,7 @@ pub(super) fn credentials(
         offered: Offered {
             certificate: identity.certificate,
             validity: identity.leaf.validity,
+            revoked: identity.revoked,
             mend: join_again(state),
         },
         trust_version: identity.trust.bundle.version,

@@ -153,9 +153,12 @@ impl Renewing {
     /// Why to ask now, or how long to sleep before looking again.
     fn reason(&self, planned: &Planned, doubt: &Doubt) -> Result<Why, Duration> {
         let Some(now) = self.working.now() else { return Err(LOOK) };
-        let validity = self.identity.borrow().leaf.validity;
-        // What has run out proves nothing; the session says so.
-        if now >= validity.not_after {
+        let (validity, revoked) = {
+            let identity = self.identity.borrow();
+            (identity.leaf.validity, identity.revoked)
+        };
+        // What has run out or was revoked proves nothing; the session says so.
+        if revoked || now >= validity.not_after {
             return Err(LOOK);
         }
         if doubt.stands(self.working.clock().boot()) {

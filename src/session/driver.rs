@@ -28,7 +28,7 @@ use crate::failpoint;
 use crate::journal::{AckOf, EventPage, PendingEvents, Unacked};
 use crate::model::limits::HELLO_RESULTS_BYTES;
 use crate::model::{EventType, JournalId, NewEvent, Reason};
-use crate::wire::frames::{Inbound, Welcome};
+use crate::wire::frames::{Inbound, Notice, Welcome};
 use crate::wire::link::{Endpoint, Link, LinkEnd};
 use crate::wire::pb;
 use crate::wire::pb::node_frame::Frame;
@@ -56,6 +56,8 @@ pub(super) struct Driver {
     heartbeat: Option<Beat>,
     /// The epoch of a refused Welcome, recorded before the next Hello is built.
     refused_epoch: Option<u64>,
+    /// The trust bundle of the Welcome that is being applied.
+    bundle: Option<Inbound>,
     /// Of the last Welcome, in force or refused, which a journal that cannot be written does not know; 0 before the
     /// first. Without it an honest node on a full disk would look like a clone that has missed its sessions.
     last_epoch: u64,
@@ -117,6 +119,7 @@ impl Driver {
             resend: Resend::default(),
             heartbeat: None,
             refused_epoch: None,
+            bundle: None,
             last_epoch: 0,
             events: EventFlow::default(),
             pending,
@@ -279,7 +282,8 @@ impl Driver {
         let outputs = self.machine.handle(now, input);
         // Traffic changes nothing that the status shows; everything else may, an input without outputs too.
         let traffic = |output: &Output| {
-            matches!(output, Output::Deliver(_) | Output::Acked(_) | Output::EventsAcked(..))
+            let quiet = matches!(output, Output::Acked(_) | Output::EventsAcked(..));
+            quiet || matches!(output, Output::Deliver(_) | Output::Notice(_))
         };
         let changed = outputs.is_empty() || !outputs.iter().all(traffic);
         for output in outputs {
@@ -312,7 +316,14 @@ impl Driver {
                 }
                 None => self.apply(&welcome),
             },
-            Output::Resume => self.log_live(),
+            Output::Resume => {
+                self.log_live();
+                match self.bundle.take() {
+                    Some(Inbound::Notice(notice)) => self.hand_on(notice),
+                    Some(Inbound::BadNotice(detail)) => self.perform(Output::BadNotice(detail)),
+                    _ => {}
+                }
+            }
             Output::Heartbeat(beat) => {
                 self.heartbeat = Some(beat);
                 if let Some(now) = self.parts.working.now() {
@@ -346,6 +357,10 @@ impl Driver {
                 let reason = end.reason.map_or("-", Reason::token);
                 tracing::warn!(reason, detail = %end, "the session cannot move to the renewed certificate yet; it goes on");
             }
+            Output::Notice(notice) => self.hand_on(notice),
+            Output::BadNotice(detail) => {
+                tracing::warn!(detail, "a document of the join service cannot be read; ignored");
+            }
             Output::BadCancel(detail) => tracing::warn!(detail, "a cancellation cannot be read; ignored"),
             Output::FrameIgnored(name) => {
                 tracing::info!(
@@ -354,6 +369,12 @@ impl Driver {
                 );
             }
             Output::Ended(end, reaction) => log_end(&end, reaction),
+        }
+    }
+
+    fn hand_on(&mut self, notice: Notice) {
+        if self.parts.notices.try_send(notice).is_err() {
+            tracing::warn!("documents of the join service come faster than they are kept; one is dropped");
         }
     }
 
@@ -448,6 +469,7 @@ impl Driver {
             journal.events_acked(journal.id(), welcome.acked_event_seq);
         }
         let opened = self.opened(welcome);
+        self.bundle = welcome.bundle();
         let (credits, upgrade_only) = (welcome.lane_credits.clone(), welcome.upgrade_required);
         let apply = async move {
             let mark = working.now().map_or(time, |now| now.max(time));

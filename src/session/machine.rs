@@ -17,7 +17,7 @@ use self::live::Due;
 use super::backoff::{Backoff, Reaction};
 use super::working_clock::REWIND_ALLOWANCE;
 use crate::model::{CommandId, Digest, JournalId, Reason, ServerTime};
-use crate::wire::frames::{Delivery, FrameError, Inbound, Welcome};
+use crate::wire::frames::{Delivery, FrameError, Inbound, Notice, Welcome};
 use crate::wire::link::{DIAL_DEADLINE, EndKind, Endpoint, LinkEnd, Validity};
 use crate::wire::version::{self, Range};
 
@@ -87,7 +87,9 @@ pub struct Offered {
     pub certificate: Digest,
     /// When it holds.
     pub validity: Validity,
-    /// What an operator does once it has run out.
+    /// The join service has revoked it, so that it is not to be offered.
+    pub revoked: bool,
+    /// What an operator does once it has run out, or was revoked.
     pub mend: String,
 }
 
@@ -125,6 +127,10 @@ pub enum Output {
     AbandonMove,
     /// A move has failed and is tried again; for the log.
     MoveFailed(LinkEnd),
+    /// Hand this to whoever keeps the identity.
+    Notice(Notice),
+    /// A document that cannot be read; for the log.
+    BadNotice(String),
     /// A Cancel that cannot be read; for the log.
     BadCancel(String),
     /// The first frame of the session that this build does not know.
@@ -333,12 +339,12 @@ impl Machine {
                 }
             }
             Input::MoveFailed(end) => self.move_failed(now, end, &mut outputs),
-            Input::Renewed { endpoints, offered } => self.renewed(now, endpoints, offered),
+            Input::Renewed { endpoints, offered } => self.renewed(now, endpoints, offered, &mut outputs),
             Input::Applied => {
                 if let State::ApplyingWelcome { terms, .. } = &self.state {
                     self.enter(now, State::Live(Live::new(terms.clone(), now.mono)));
                     outputs.push(Output::Resume);
-                    self.move_if_renewed(now);
+                    self.follow_offer(now, &mut outputs);
                 }
             }
         }
@@ -391,10 +397,17 @@ impl Machine {
     }
 
     fn dial(&mut self, now: Now, outputs: &mut Vec<Output>) {
-        let Offered { validity: Validity { not_after, .. }, mend, .. } = &self.offered;
-        if now.working.is_some_and(|working| working > *not_after) {
+        let Offered { validity: Validity { not_after, .. }, mend, revoked, .. } = &self.offered;
+        let unusable = if *revoked {
+            let detail = format!("the join service has revoked the node certificate; {mend}");
+            Some((Reason::CertificateRevoked, detail))
+        } else {
+            let expired = now.working.is_some_and(|working| working > *not_after);
             let detail = format!("the node certificate ran out at {not_after} by the working clock; {mend}");
-            let end = LinkEnd::local(EndKind::Local, Reason::IdentityExpired, detail);
+            expired.then_some((Reason::IdentityExpired, detail))
+        };
+        if let Some((reason, detail)) = unusable {
+            let end = LinkEnd::local(EndKind::Local, reason, detail);
             outputs.push(Output::Ended(end.clone(), Reaction::Operator));
             self.last_end = Some(LastEnd { end, at: now.mono });
             self.enter(now, State::WaitingToDial { until: now.mono + EXPIRED_RETRY });
@@ -422,7 +435,7 @@ impl Machine {
 
     /// Whatever the old identity was refused for says nothing of the new one. The jitter stays: a fleet may be
     /// renewed all at once.
-    fn renewed(&mut self, now: Now, endpoints: Vec<Endpoint>, offered: Offered) {
+    fn renewed(&mut self, now: Now, endpoints: Vec<Endpoint>, offered: Offered, outputs: &mut Vec<Output>) {
         self.backoff = Backoff::new(endpoints.len());
         (self.endpoints, self.next_endpoint, self.offered) = (endpoints, 0, offered);
         match self.state {
@@ -430,7 +443,7 @@ impl Machine {
                 let until = now.mono + self.backoff.jitter(&mut self.rng);
                 self.enter(now, State::WaitingToDial { until });
             }
-            State::Live(_) => self.move_if_renewed(now),
+            State::Live(_) => self.follow_offer(now, outputs),
             // A dial or an opening that is under way ends with what it began with.
             _ => {}
         }

@@ -28,13 +28,17 @@ pub use working_clock::WorkingClock;
 
 use crate::exec::Lanes;
 use crate::journal::Journal;
-use crate::wire::frames::Delivery;
+use crate::wire::frames::{Delivery, Notice};
 use crate::wire::link::{Dialer, Endpoint};
 
 /// Capacity of the queue of deliveries. A gateway that keeps to the credits has at most 26 commands under way, each
 /// with a Cancel beside it; a longer queue means one that does not, and is answered `busy`. 64 bodies of the largest
 /// size are 64 MiB.
 pub const DELIVERIES: usize = 64;
+
+/// Capacity of the queue of the join service's documents: one of each kind, and one more. Each has at most 1 MiB, and one
+/// that finds no room comes again with the next session.
+pub const NOTICES: usize = 3;
 
 /// What a session dials with; a join, a renewal or a trust bundle may replace it while the process runs.
 #[derive(Clone)]
@@ -65,6 +69,8 @@ pub struct SessionParts {
     pub credentials: Credentials,
     /// Absent: they stay as they are.
     pub renewals: Option<Box<dyn Renewals>>,
+    /// To whoever keeps the identity; made with [`NOTICES`].
+    pub notices: mpsc::Sender<Notice>,
     /// What every Hello says.
     pub hello: HelloFacts,
     /// Recovered.

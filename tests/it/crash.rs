@@ -242,9 +242,7 @@ fn a_node_killed_at_any_step_of_a_renewal_has_the_old_identity_or_the_new_one_an
         let joined = lab.join(&lab.ticket(1));
         assert!(joined.status.success(), "{step}: {}", shown(&joined));
         // A journal without a birth asks for a renewal at once.
-        for file in ["journal.db", "journal.db-wal"] {
-            std::fs::remove_file(lab.path("node").join(file)).expect("the journal");
-        }
+        lab.lose_journal();
         lab.start_node(Some(step));
         lab.node().wait_killed(step);
         let identity = std::fs::read(lab.path("node/identity.json")).expect("an identity");

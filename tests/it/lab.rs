@@ -215,6 +215,16 @@ impl Lab {
         serde_json::from_slice(&output.stdout).ok()
     }
 
+    /// Takes the journal of a node that is not running away.
+    pub fn lose_journal(&self) {
+        for file in ["journal.db", "journal.db-wal"] {
+            match std::fs::remove_file(self.path("node").join(file)) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => panic!("{file}: {error}"),
+                _ => {}
+            }
+        }
+    }
+
     pub fn kill_node(&mut self) {
         self.node = None;
     }

@@ -109,11 +109,13 @@ fn node_over(hosts: &[&str], state: tempfile::TempDir, journal: Journal) -> Node
             offered: Offered {
                 certificate: Digest::of(b"a certificate"),
                 validity: Validity { not_before: NOW, not_after: NOW.plus(Duration::from_secs(86_400)) },
+                revoked: false,
                 mend: "join again".into(),
             },
             trust_version: 1,
         },
         renewals: None,
+        notices: mpsc::channel(1).0,
         hello,
         journal: journal.clone(),
         working: working.clone(),

@@ -31,6 +31,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A wait is cut here; the caller asks again.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
 
+/// A node that was told of its revocation ends its session within this; else the gateway does.
+const LEAVES: Duration = Duration::from_secs(2);
+
 /// An outage that was asked for is cut here.
 const LONGEST_STOP: Duration = Duration::from_secs(60);
 
@@ -115,7 +118,7 @@ async fn carry_out(hub: &Hub, request: Request) -> Result<Response, StoreError> 
         Request::Events { after, wait_ms } => events(hub, after, Duration::from_millis(wait_ms)).await?,
         Request::NodeEvents { node, after } => Response::NodeEvents(store.node_events(node, after).await?),
         Request::Ticket { uses, ttl_s, site } => ticket(hub, uses, ttl_s, site).await?,
-        Request::Revoke { node } => revoke(hub, &node).await?,
+        Request::Revoke { node, for_good } => revoke(hub, &node, for_good).await?,
         Request::Unrevoke { node } => match store.unrevoke(node.clone()).await? {
             Some(_) => Response::Done,
             None => unknown_node(&node),
@@ -294,7 +297,21 @@ async fn every_endpoint(hub: &Hub) -> Result<Vec<String>, StoreError> {
     Ok(endpoints)
 }
 
-async fn revoke(hub: &Hub, node: &NodeId) -> Result<Response, StoreError> {
+async fn revoke(hub: &Hub, node: &NodeId, for_good: bool) -> Result<Response, StoreError> {
+    if for_good {
+        let serials = hub.store.serials(node.clone()).await?;
+        let notice = match hub.worker.ask(Ask::Revoke { node: node.clone(), serials }).await {
+            Told::Signed(envelope) => pb::RevocationNotice { envelope: Some(envelope.into()) },
+            other => return Ok(unsigned(&other)),
+        };
+        // Before the session is ended: a node that is not connected here hears the gateway's word alone.
+        if let Some(live) = hub.session(node) {
+            let frame = Some(pb::gateway_frame::Frame::RevocationNotice(notice));
+            let _ = live.orders.send(pb::GatewayFrame { frame }).await;
+            let left = tokio::time::timeout(LEAVES, live.orders.closed()).await;
+            tracing::info!(%node, left = left.is_ok(), "the node was told that its certificate is revoked");
+        }
+    }
     let Some(count) = hub.store.revoke(node.clone()).await? else { return Ok(unknown_node(node)) };
     tracing::info!(%node, count, "certificates were revoked");
     neighbours::look_at(hub, node).await?;

@@ -165,6 +165,17 @@ impl Enrolment {
         text.map(|text| serde_json::from_str(&text).map_err(|error| corrupt(0, error))).transpose()
     }
 
+    /// Runs `work` with the tables to itself: two gateways over one store must not sign two bundles of one version.
+    pub fn alone<T, E: From<rusqlite::Error>>(
+        &self,
+        work: impl FnOnce(&Self) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let transaction = rusqlite::Transaction::new_unchecked(&self.0, TransactionBehavior::Immediate)?;
+        let done = work(self)?;
+        transaction.commit()?;
+        Ok(done)
+    }
+
     /// Keeps a newer one.
     pub fn keep_bundle(&self, bundle: &Envelope) -> rusqlite::Result<()> {
         self.set_meta("bundle", &serde_json::to_string(bundle).unwrap_or_default())

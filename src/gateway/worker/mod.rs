@@ -7,6 +7,7 @@
 //! certificates.
 
 mod ca;
+mod challenge;
 mod enrol;
 mod keys;
 mod link;
@@ -25,6 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use ca::CaError;
 pub use ca::{Ca, Csr, write_whole};
+use challenge::Challenges;
 pub use enrol::Enrolled;
 use enrol::{Enrolment, JoinTry};
 use keys::{Keys, KeysError};
@@ -41,6 +43,7 @@ use crate::wire::enroll::{
 };
 use crate::wire::frames::read_envelope;
 use crate::wire::pb;
+use crate::wire::revocation::Revocation;
 
 /// A proof of a renewal holds this long, either way.
 const PROOF_AGE: Duration = Duration::from_secs(60);
@@ -77,6 +80,15 @@ pub enum Ask {
         request: Der,
         /// The caller's certificate.
         leaf: Der,
+    },
+    /// By a gateway: the newest trust bundle.
+    Bundle,
+    /// By the operator: the revocation of a node's certificates.
+    Revoke {
+        /// Whose.
+        node: NodeId,
+        /// Their serials, hex.
+        serials: Vec<String>,
     },
     /// By the operator: a ticket.
     Ticket {
@@ -117,7 +129,23 @@ pub enum Told {
     Renewed(Der, Box<Noted>),
     /// To Ticket: its one line.
     Ticket(String),
-    /// To Command and Cancel.
+    /// To Bundle.
+    Bundle {
+        /// Its version.
+        version: u64,
+        /// As it was signed.
+        envelope: Envelope,
+    },
+    /// To Renew, whose proof has another time than the worker: the next proof signs these two.
+    ProofTime {
+        /// The worker's clock.
+        time: ServerTime,
+        /// Taken once.
+        challenge: String,
+        /// For people.
+        message: String,
+    },
+    /// To Command, Cancel and Revoke.
     Signed(Envelope),
     /// A node is refused.
     Refused {
@@ -193,6 +221,7 @@ pub struct Worker {
     keys: Keys,
     rng: Mutex<StdRng>,
     enrolment: Mutex<Enrolment>,
+    challenges: Mutex<Challenges>,
 }
 
 impl std::fmt::Debug for Worker {
@@ -225,6 +254,7 @@ impl Worker {
             keys,
             rng: Mutex::new(StdRng::from_os_rng()),
             enrolment: Mutex::new(enrolment),
+            challenges: Mutex::default(),
         })
     }
 
@@ -234,6 +264,8 @@ impl Worker {
             Ask::Serve { csr, hosts, endpoints } => self.serve(&csr.0, &hosts, &endpoints, now),
             Ask::Join(request) => self.join(&request.0, now),
             Ask::Renew { request, leaf } => self.renew(&request.0, &leaf.0, now),
+            Ask::Bundle => self.newest_bundle(now),
+            Ask::Revoke { node, serials } => self.revocation(node, serials, now),
             Ask::Ticket { uses, expires_at, site, endpoints } => {
                 self.ticket(Grant { uses, expires_at, site }, &endpoints)
             }
@@ -279,6 +311,26 @@ impl Worker {
     /// The newest trust bundle: a new version whenever what it says has changed.
     fn bundle(&self, now: ServerTime) -> Result<Envelope, AskError> {
         let enrolment = self.enrolment();
+        if let Ok(held) = self.next_bundle(&enrolment, now)? {
+            return Ok(held);
+        }
+        enrolment.alone(|enrolment| {
+            let next = match self.next_bundle(enrolment, now)? {
+                Ok(held) => return Ok(held),
+                Err(next) => next,
+            };
+            let envelope = self.sign_pinned::<TrustBundle>(&next)?;
+            enrolment.keep_bundle(&envelope)?;
+            Ok(envelope)
+        })
+    }
+
+    /// The bundle that is held, if it says what is true now; else the body of the next one.
+    fn next_bundle(
+        &self,
+        enrolment: &Enrolment,
+        now: ServerTime,
+    ) -> Result<Result<Envelope, TrustBundle>, AskError> {
         let mut bundle = TrustBundle {
             trust_domain: self.trust_domain.clone(),
             version: 0,
@@ -291,19 +343,32 @@ impl Worker {
             release_keys: Vec::new(),
             approvers: None,
         };
-        if let Some(held) = enrolment.bundle()? {
-            let before: Option<TrustBundle> = serde_json::from_slice(&held.payload).ok();
-            if let Some(before) = before {
-                (bundle.version, bundle.issued_at) = (before.version, before.issued_at);
-                if before == bundle {
-                    return Ok(held);
-                }
+        let held = enrolment.bundle()?;
+        let before: Option<TrustBundle> =
+            held.as_ref().and_then(|held| serde_json::from_slice(&held.payload).ok());
+        if let Some((held, before)) = held.zip(before) {
+            (bundle.version, bundle.issued_at) = (before.version, before.issued_at);
+            if before == bundle {
+                return Ok(Ok(held));
             }
         }
         (bundle.version, bundle.issued_at) = (bundle.version + 1, now);
-        let envelope = self.sign_pinned::<TrustBundle>(&bundle)?;
-        enrolment.keep_bundle(&envelope)?;
-        Ok(envelope)
+        Ok(Err(bundle))
+    }
+
+    fn newest_bundle(&self, now: ServerTime) -> Result<Told, AskError> {
+        let envelope = self.bundle(now)?;
+        let bundle = serde_json::from_slice::<TrustBundle>(&envelope.payload);
+        Ok(match bundle {
+            Ok(bundle) => Told::Bundle { version: bundle.version, envelope },
+            Err(error) => Told::Failed(error.to_string()),
+        })
+    }
+
+    fn revocation(&self, node_id: NodeId, serials: Vec<String>, now: ServerTime) -> Result<Told, AskError> {
+        let trust_domain = self.trust_domain.clone();
+        let body = Revocation { trust_domain, node_id, serials, issued_at: now };
+        Ok(Told::Signed(self.sign_pinned::<Revocation>(&body)?))
     }
 
     fn sign_pinned<T: Document>(&self, body: &impl Serialize) -> Result<Envelope, AskError> {
@@ -417,9 +482,15 @@ impl Worker {
         if proof.csr_sha256 != Digest::of(&request.csr) {
             return Err(invalid("the proof is over another certificate request"));
         }
-        if proof.issued_at.since(now).max(now.since(proof.issued_at)) > PROOF_AGE {
+        let mut challenges = self.challenges.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = match &proof.challenge {
+            Some(text) => challenges.take(text, proof.issued_at, now),
+            None => proof.issued_at.since(now).max(now.since(proof.issued_at)) <= PROOF_AGE,
+        };
+        if !taken {
             let message = format!("the proof is of {}, and it is {now}", proof.issued_at);
-            return Err(Told::Refused { reason: Reason::ProofTime, message });
+            let challenge = self.with_rng(|rng| challenges.give(now, rng));
+            return Err(Told::ProofTime { time: now, challenge, message });
         }
         Ok((csr, holder))
     }

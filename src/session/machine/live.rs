@@ -114,6 +114,8 @@ impl Live {
                 outputs.push(Output::Deliver(delivery));
             }
             Inbound::BadCancel(detail) => outputs.push(Output::BadCancel(detail)),
+            Inbound::Notice(notice) => outputs.push(Output::Notice(notice)),
+            Inbound::BadNotice(detail) => outputs.push(Output::BadNotice(detail)),
             Inbound::Drain { max_delay, .. } => {
                 let at = now + up_to(max_delay, rng);
                 self.redial_at = Some(self.redial_at.map_or(at, |earlier| earlier.min(at)));

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use super::{DIAL_DEADLINE, Machine, Now, Offered, Output, State};
+use crate::model::Reason;
 use crate::session::backoff::up_to;
 use crate::wire::link::{Endpoint, LinkEnd};
 
@@ -41,8 +42,13 @@ impl Moving {
 }
 
 impl Machine {
-    /// Sets a random time for the move, if the session has another certificate than the next dial would offer.
-    pub(super) fn move_if_renewed(&mut self, now: Now) {
+    /// Ends a session whose certificate was revoked. Sets a random time for the move of one that has another certificate
+    /// than the next dial would offer.
+    pub(super) fn follow_offer(&mut self, now: Now, outputs: &mut Vec<Output>) {
+        if self.offered.revoked && matches!(self.state, State::Live(_)) {
+            let detail = format!("the join service has revoked the node certificate; {}", self.offered.mend);
+            return self.close(now, Reason::CertificateRevoked, detail, outputs);
+        }
         let State::Live(live) = &mut self.state else { return };
         if self.used.certificate == self.offered.certificate || !matches!(live.moving, Moving::Not) {
             return;

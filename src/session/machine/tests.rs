@@ -57,7 +57,12 @@ fn end(kind: EndKind, reason: Option<Reason>) -> LinkEnd {
 
 fn offered(not_after: ServerTime) -> Offered {
     let validity = Validity { not_before: START, not_after };
-    Offered { certificate: Digest::of(b"first"), validity, mend: "join again: like this".into() }
+    Offered {
+        certificate: Digest::of(b"first"),
+        validity,
+        revoked: false,
+        mend: "join again: like this".into(),
+    }
 }
 
 impl Bench {

@@ -148,3 +148,36 @@ fn a_certificate_that_comes_while_a_session_opens_is_moved_to_once_it_is_open() 
     let outputs = bench.input(Input::Applied);
     assert!(matches!(outputs.as_slice(), [Output::Resume, Output::Dial { .. }]), "{outputs:?}");
 }
+
+#[test]
+fn a_revoked_certificate_ends_its_session_and_is_not_offered_again_until_another_comes() {
+    let mut bench = Bench::new(1);
+    bench.held();
+    let revoked = Offered { revoked: true, ..offered(NOT_AFTER) };
+    let outputs = bench.input(Input::Renewed { endpoints: endpoints(1), offered: revoked });
+    assert_eq!(outputs.first(), Some(&Output::Close(Intent::Closing, Reason::CertificateRevoked)));
+    for _ in 0..3 {
+        let outputs = bench.due();
+        assert!(matches!(outputs.as_slice(), [Output::Ended(..)]), "{outputs:?}");
+        assert_eq!(bench.last_reason(), Some(Reason::CertificateRevoked));
+        assert!(bench.machine.last_end().unwrap().end.detail.contains("join again: like this"));
+    }
+    renewed(&mut bench);
+    assert_eq!(dialed_to(&bench.due()), "gw1.lab.example:443");
+}
+
+#[test]
+fn a_document_of_the_join_service_is_handed_on_and_one_that_cannot_be_read_costs_no_session() {
+    let mut bench = Bench::new(1);
+    bench.held();
+    let envelope = crate::wire::dsse::Envelope {
+        payload_type: "t".into(),
+        payload: Bytes::new(),
+        signatures: Vec::new(),
+    };
+    let notice = Notice::TrustBundle(envelope);
+    assert_eq!(bench.input(Input::Frame(Inbound::Notice(notice.clone()))), [Output::Notice(notice)]);
+    let bad = || "a TrustBundle has no document".to_owned();
+    assert_eq!(bench.input(Input::Frame(Inbound::BadNotice(bad()))), [Output::BadNotice(bad())]);
+    assert!(matches!(bench.machine.state(), State::Live(_)));
+}
