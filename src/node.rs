@@ -23,15 +23,14 @@ use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use tokio::sync::{Notify, mpsc, watch};
 
-use crate::blocking;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::exec::{self, Executor, Lanes, Leftovers, ProbeFacts, Programs, Supervisors};
 use crate::host::tcp::Tcp;
 use crate::identity::{Identity, LoadError, Mark, join_again};
 use crate::journal::{
-    self, Durable, EventLimits, Failed, Journal, Locked, OpenError, Reattached, Recovered, Trouble,
-    WriteError,
+    self, Durable, EventLimits, Failed, Hindrance, Journal, Locked, OpenError, Reattached, Recovered,
+    Trouble, WriteError,
 };
 use crate::model::{BootId, Exit, Incarnation, JournalId, NodeId};
 use crate::ports::{Connect, Reboot};
@@ -171,15 +170,18 @@ impl BuildError {
     }
 
     /// What the disk has to be mended of before a start can succeed; absent where no mended disk would help.
-    fn hindrance(&self) -> Option<Trouble> {
+    fn hindrance(&self) -> Option<Hindrance> {
+        let passing = |errno: Option<i32>, error: &dyn std::error::Error| {
+            let why = journal::hindrance(Errno::from_raw(errno?))?;
+            let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+            Some(Hindrance::Passing(Trouble { why, detail: format!("{error}{cause}") }))
+        };
         match self {
+            Self::Identity(error) => passing(error.errno(), error),
             Self::Journal(error) => error.hindrance(),
-            Self::Floors(FloorsError::State(error)) => {
-                let why = journal::hindrance(Errno::from_raw(error.errno()?))?;
-                Some(Trouble { why, detail: error.to_string() })
-            }
-            Self::Recovery(error) => Some(Trouble { why: error.why, detail: error.to_string() }),
-            Self::Identity(_) | Self::Floors(FloorsError::Damaged { .. }) | Self::Tls { .. } => None,
+            Self::Floors(FloorsError::State(error)) => passing(error.errno(), error),
+            Self::Recovery(error) => error.hindrance(),
+            Self::Floors(FloorsError::Damaged { .. }) | Self::Tls { .. } => None,
         }
     }
 }
@@ -263,7 +265,7 @@ impl Node {
         let tell = Tell { identity: use_identity, roots: use_roots, ending: end };
         let renewals = self.renewals(tell, Arc::clone(&replaced));
         let (notices, noticed) = mpsc::channel(session::NOTICES);
-        let trusting = self.trusting(identity.clone(), noticed, Arc::clone(&replaced)).run();
+        let trusting = Box::pin(self.trusting(identity.clone(), noticed, Arc::clone(&replaced)).run());
         let renewing = self.renewing(identity.clone(), status.clone(), replaced);
         let upkeep = self.upkeep(conditions.clone(), status.clone(), identity.clone()).run();
         let notifier = Arc::clone(&self.options.notifier);
@@ -326,7 +328,7 @@ impl Node {
         identity: watch::Receiver<Identity>,
         session: watch::Receiver<SessionStatus>,
         replaced: Arc<Notify>,
-    ) -> impl Future<Output = ()> + use<> {
+    ) -> BoxFuture<'static, ()> {
         let renewing = self.mark.map(|_| Renewing {
             state: self.options.state.clone(),
             identity,
@@ -340,11 +342,9 @@ impl Node {
             replaced,
             rng: StdRng::from_rng(&mut self.options.rng),
         });
-        async move {
-            match renewing {
-                Some(renewing) => renewing.run().await,
-                None => std::future::pending().await,
-            }
+        match renewing {
+            Some(renewing) => Box::pin(renewing.run()),
+            None => Box::pin(std::future::pending()),
         }
     }
 
@@ -552,14 +552,11 @@ async fn answer(socket: Option<Socket>, reporter: Arc<Reporter>) {
 /// Resolves when the process is to end because of its journal.
 async fn fatal(journal: Journal, run: Option<PathBuf>, boot: BootId) -> Failed {
     let failed = journal.failed().await;
-    if failed == Failed::Sync {
-        let noted = blocking::run(move || failed_sync::may_exit(run.as_deref(), &boot));
-        if !noted.await.unwrap_or(false) {
-            tracing::error!(
-                "a sync of the journal failed again in this boot: the daemon runs on, admits nothing, and says so"
-            );
-            std::future::pending::<()>().await;
-        }
+    if failed == Failed::Sync && !failed_sync::exits(run, boot).await {
+        tracing::error!(
+            "a sync of the journal failed again in this boot: the daemon runs on, admits nothing, and says so"
+        );
+        std::future::pending::<()>().await;
     }
     failed
 }

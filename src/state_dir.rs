@@ -195,6 +195,7 @@ impl StateDir {
     /// See [`StateError`].
     pub fn read(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>, StateError> {
         let path = self.path.join(name);
+        fault(Point::StateRead, "read", &path)?;
         // NONBLOCK: a FIFO of that name must not hold the daemon at its start.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = match rustix::fs::openat(&self.fd, name, flags, Mode::empty()) {

@@ -18,6 +18,8 @@ pub enum Point {
     BegunSync,
     /// Its directory is synced.
     BegunDirSync,
+    /// A state file is read.
+    StateRead,
     /// A state file (identity, keys, floors) is created, as a temporary file.
     StateCreate,
     /// Its bytes are written.
@@ -63,6 +65,7 @@ impl Point {
             Self::BegunWrite => "begun.write",
             Self::BegunSync => "begun.sync",
             Self::BegunDirSync => "begun.dir-sync",
+            Self::StateRead => "state.read",
             Self::StateCreate => "state.create",
             Self::StateWrite => "state.write",
             Self::StateSync => "state.sync",

@@ -17,6 +17,7 @@ use super::lab::{Lab, LabError};
 use super::proc::{Process, Usage};
 use super::{Aim, Figure, Part};
 use crate::gateway::control::{Request, Response};
+use crate::gateway::worker::Draft;
 use crate::model::NodeId;
 
 /// What is asked for.
@@ -140,9 +141,8 @@ async fn nodes(lab: &Lab) -> Result<Vec<NodeId>, LabError> {
 
 async fn give(lab: &Lab, node: &NodeId) -> Result<(), LabError> {
     let args = RawValue::from_string("{}".to_owned()).map_err(|_| LabError::Answer)?;
-    let request =
-        Request::Enqueue { node: node.clone(), kind: "node.probe".into(), args, ttl_s: TTL_S, id: None };
-    lab.ask(&request).await.map(drop).map_err(LabError::from)
+    let draft = Draft { node: node.clone(), kind: "node.probe".into(), args, ttl_s: TTL_S, id: None };
+    lab.enqueue(draft).await.map_err(LabError::from)
 }
 
 fn rss_mib(pid: u32) -> f64 {

@@ -12,7 +12,8 @@ use tokio::time::{Instant, sleep};
 use super::proc::Process;
 use super::{Place, PlaceError};
 use crate::clock;
-use crate::gateway::control::{Client, ClientError, Request, Response};
+use crate::gateway::control::{Client, ClientError, Operator, Request, Response};
+use crate::gateway::worker::{Desk, Draft};
 use crate::host::tcp::Tcp;
 use crate::identity::join::{self, JoinError, JournalOptions};
 use crate::identity::{Ticket, TicketError};
@@ -145,11 +146,19 @@ impl Lab {
         Client::connect(&self.at("gateway")).await?.call(request).await
     }
 
+    /// Puts a command into its node's queue.
+    pub(super) async fn enqueue(&self, draft: Draft) -> Result<(), ClientError> {
+        Operator::connect(&self.at("gateway"), self.desk()).await?.enqueue(draft).await.map(drop)
+    }
+
+    fn desk(&self) -> Desk {
+        Desk::at(&self.at("gateway").join("worker"))
+    }
+
     /// Joins so many nodes; their state directories are `folder`/0, `folder`/1, and so on.
     pub(super) async fn join(&self, folder: &str, nodes: usize, wal_bytes: u64) -> Result<(), LabError> {
         let uses = u32::try_from(nodes).unwrap_or(u32::MAX);
-        let request = Request::Ticket { uses, ttl_s: TICKET_TTL_S, site: "bench".into() };
-        let Response::Ticket(ticket) = self.ask(&request).await? else { return Err(LabError::Answer) };
+        let ticket = self.desk().ticket(uses, TICKET_TTL_S, "bench").await?;
         let folder = self.at(folder);
         std::fs::create_dir(&folder)?;
         let joins = (0..nodes).map(|index| join_one(folder.join(index.to_string()), &ticket, wal_bytes));

@@ -1,4 +1,5 @@
-//! `bcd ctl`: tells a reference gateway what to do, over its control socket.
+//! `bcd ctl`: tells a reference gateway what to do, over its control socket; what commands a node is signed by the
+//! worker first.
 
 mod ask;
 mod print;
@@ -11,7 +12,8 @@ use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use serde_json::json;
 
-use crate::gateway::control::{Client, ClientError, Request, Response};
+use crate::gateway::control::{ClientError, Operator, Request, Response};
+use crate::gateway::worker::Desk;
 use crate::model::{CommandId, Exit};
 
 /// A program's standard input, bytes, at most: it travels within the command's body of 1 MiB, in base64.
@@ -23,6 +25,9 @@ pub(super) struct Args {
     /// The gateway's directory (its --state).
     #[arg(long, value_name = "DIR")]
     gateway: PathBuf,
+    /// The directory of the worker that signs commands and makes tickets. Default: `worker` in the gateway's directory.
+    #[arg(long, value_name = "DIR")]
+    worker: Option<PathBuf>,
     /// Answers as JSON.
     #[arg(long, global = true)]
     json: bool,
@@ -210,7 +215,7 @@ enum CtlError {
 impl CtlError {
     fn exit(&self) -> Exit {
         match self {
-            Self::Client(ClientError::Permission(_)) => Exit::Permission,
+            Self::Client(ClientError::Permission { .. }) => Exit::Permission,
             Self::Client(ClientError::Unreachable { .. } | ClientError::Ended { .. }) => Exit::NoGateway,
             Self::Client(ClientError::Foreign { .. } | ClientError::Refused(_)) | Self::Answer => {
                 Exit::Failed
@@ -243,8 +248,9 @@ pub(super) fn run(args: Args) -> Exit {
 }
 
 async fn command(args: Args) -> Result<Exit, CtlError> {
-    let client = Client::connect(&args.gateway).await?;
-    let mut ctl = Session { gateway: args.gateway, client, json: args.json };
+    let desk = Desk::at(&args.worker.unwrap_or_else(|| args.gateway.join("worker")));
+    let operator = Operator::connect(&args.gateway, desk.clone()).await?;
+    let mut ctl = Session { gateway: args.gateway, desk, operator, json: args.json };
     match args.command {
         Ctl::Exec(exec) => return ctl.exec(exec).await,
         Ctl::Probe { node, ttl } => return ctl.report(&node, "node.probe", &json!({}), ttl).await,
@@ -280,27 +286,25 @@ async fn command(args: Args) -> Result<Exit, CtlError> {
         }
         Ctl::Events { follow } => ctl.events(follow).await?,
         Ctl::NodeEvents { node } => ctl.node_events(&node).await?,
-        Ctl::Cancel { id } => ctl.done(Request::Cancel { id }).await?,
+        Ctl::Cancel { id } => ctl.operator.cancel(id).await?,
         Ctl::Ticket { uses, ttl, site } => {
-            let Response::Ticket(line) = ctl.ask(Request::Ticket { uses, ttl_s: ttl, site }).await? else {
-                return Err(CtlError::Answer);
-            };
+            let line = ctl.operator.ticket(uses, ttl, &site).await?;
             writeln!(std::io::stdout(), "{line}")?;
         }
         Ctl::Revoke { node, for_good } => {
             let node = ctl.node(&node).await?;
-            ctl.done(Request::Revoke { node, for_good }).await?;
+            ctl.operator.revoke(node, for_good).await?;
         }
         Ctl::Unrevoke { node } => {
             let node = ctl.node(&node).await?;
-            ctl.done(Request::Unrevoke { node }).await?;
+            ctl.operator.unrevoke(node).await?;
         }
         Ctl::Delete { node } => {
             let node = ctl.node(&node).await?;
-            ctl.done(Request::Delete { node }).await?;
+            ctl.operator.delete(node).await?;
         }
-        Ctl::Drain { max_delay_ms } => ctl.done(Request::Drain { max_delay_ms }).await?,
-        Ctl::Undrain => ctl.done(Request::Undrain).await?,
+        Ctl::Drain { max_delay_ms } => drop(ctl.ask(Request::Drain { max_delay_ms }).await?),
+        Ctl::Undrain => drop(ctl.ask(Request::Undrain).await?),
         Ctl::Stats => {
             let Response::Stats(stats) = ctl.ask(Request::Stats).await? else { return Err(CtlError::Answer) };
             if ctl.json { ctl.json_value(&stats)? } else { print::stats(&stats)? }

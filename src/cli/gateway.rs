@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,8 @@ use tokio::sync::oneshot;
 
 use crate::clock::SystemClock;
 use crate::config::LogFormat;
-use crate::gateway::control::{Client, ClientError, Request, Response};
+use crate::gateway::control::ClientError;
+use crate::gateway::worker::{self, Child, Desk, Link};
 use crate::gateway::{self, GatewayError, Lies, Limits, Options, Ready, ServingFiles};
 use crate::model::Exit;
 use crate::wire::link::Endpoint;
@@ -21,18 +23,25 @@ use crate::wire::version::{self, Range};
 const TICKET_USES: u32 = 1_000;
 /// And holds this long: a week.
 const TICKET_TTL_S: u64 = 7 * 24 * 3600;
+/// Between two looks at the worker beside the gateway.
+const LOOK: Duration = Duration::from_millis(200);
+/// Before another is started.
+const RESTART: Duration = Duration::from_secs(1);
 
 /// Run a reference gateway, to try bcd without a control plane.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Its directory: its id and control socket, and the store and the development CA unless --store names another;
-    /// made when missing.
+    /// Its directory: its id and control socket, and the store unless --store names another; made when missing.
     #[arg(long, value_name = "DIR")]
     state: PathBuf,
-    /// The directory of the store and the development CA, for several gateways beside each other: each has a --state
-    /// of its own, and all name the same --store.
+    /// The directory of the store, for several gateways beside each other: each has a --state of its own, and all name
+    /// the same --store.
     #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
+    /// The directory of a worker that runs already (bcd worker). Default: the gateway runs one beside itself, on `worker`
+    /// in the store's directory.
+    #[arg(long, value_name = "DIR", conflicts_with = "certificate_life")]
+    worker: Option<PathBuf>,
     /// Where it listens; port 0 takes a free one.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7443")]
     listen: SocketAddr,
@@ -43,7 +52,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "NAME", default_value = "lab")]
     site: String,
     /// The deployment's name.
-    #[arg(long, value_name = "NAME", default_value = "lab.example")]
+    #[arg(long, value_name = "NAME", default_value = worker::TRUST_DOMAIN)]
     trust_domain: String,
     /// host:port that tickets name; may be given several times. Default: the address it listens on.
     #[arg(long = "endpoint", value_name = "HOST:PORT")]
@@ -106,13 +115,18 @@ pub(super) fn run(args: Args) -> Exit {
         eprintln!("bcd gateway: --proto-min must not lie above --proto-max");
         return Exit::Usage;
     };
+    let own = args.worker.is_none().then(|| worker::Options {
+        state: args.store.as_ref().unwrap_or(&args.state).join("worker"),
+        trust_domain: args.trust_domain.clone(),
+        certificate_life: args.certificate_life,
+    });
+    let works = args.worker.or_else(|| own.as_ref().map(|own| own.state.clone())).unwrap_or_default();
     let options = Options {
         store: args.store,
         trust_domain: args.trust_domain,
         endpoints: args.endpoints,
         heartbeat_interval: args.heartbeat_interval,
         lease_life: args.lease_life,
-        certificate_life: args.certificate_life,
         serving: args
             .serving_certificate
             .zip(args.serving_key)
@@ -126,7 +140,7 @@ pub(super) fn run(args: Args) -> Exit {
             hangs_up: args.hang_up,
         },
         seed: args.seed,
-        ..Options::new(args.state, args.listen)
+        ..Options::new(args.state, args.listen, Link::at(&works))
     };
     raise_descriptors();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -136,8 +150,8 @@ pub(super) fn run(args: Args) -> Exit {
             return Exit::Failed;
         }
     };
-    let parent = args.until_stdin_ends.then(stdin_end);
-    let result = runtime.block_on(serve(options, args.ticket, args.site, parent));
+    let ticket = args.ticket.map(|file| Wanted { file, site: args.site, desk: Desk::at(&works) });
+    let result = runtime.block_on(serve(options, own, ticket, args.until_stdin_ends));
     runtime.shutdown_timeout(Duration::from_secs(1));
     match result {
         Ok(()) => Exit::Done,
@@ -172,29 +186,75 @@ fn stdin_end() -> oneshot::Receiver<()> {
     told
 }
 
+/// A ticket that is to be made at the start.
+struct Wanted {
+    file: PathBuf,
+    site: String,
+    desk: Desk,
+}
+
 async fn serve(
     options: Options,
-    ticket: Option<PathBuf>,
-    site: String,
-    parent: Option<oneshot::Receiver<()>>,
+    own: Option<worker::Options>,
+    ticket: Option<Wanted>,
+    until_stdin_ends: bool,
 ) -> Result<(), RunError> {
-    let mut terminate = signal(SignalKind::terminate()).map_err(RunError::Signals)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(RunError::Signals)?;
-    let stop = async move {
+    let stop = stopped(until_stdin_ends).map_err(RunError::Signals)?;
+    let state = options.state.clone();
+    let beside = match own {
+        // The directory that the worker's lies in is the gateway's to make, closed to others.
+        Some(own) => {
+            let parent = options.store.clone().unwrap_or_else(|| state.clone());
+            tokio::task::spawn_blocking(move || gateway::make_closed(&parent))
+                .await
+                .unwrap_or(Ok(()))
+                .map_err(GatewayError::from)?;
+            Some(tokio::spawn(keep_worker(own)))
+        }
+        None => None,
+    };
+    let ready = move |ready: Ready| {
+        tokio::spawn(greet(ready, state, ticket));
+    };
+    let result = gateway::run(options, Arc::new(SystemClock), ready, stop).await;
+    if let Some(beside) = beside {
+        beside.abort();
+        let _ = beside.await;
+    }
+    result?;
+    say("gateway stopped");
+    Ok(())
+}
+
+/// Runs a worker beside the gateway, and another one when it has ended.
+async fn keep_worker(options: worker::Options) {
+    loop {
+        match std::env::current_exe().and_then(|exe| Child::start(&exe, &options, Stdio::inherit())) {
+            Ok(mut child) => {
+                while child.is_running() {
+                    tokio::time::sleep(LOOK).await;
+                }
+                tracing::warn!("the worker beside the gateway has ended; starting another");
+            }
+            Err(error) => tracing::error!(%error, "cannot start the worker beside the gateway"),
+        }
+        tokio::time::sleep(RESTART).await;
+    }
+}
+
+/// Resolves at SIGTERM or SIGINT, and where asked at the end of standard input.
+pub(super) fn stopped(until_stdin_ends: bool) -> std::io::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let parent = until_stdin_ends.then(stdin_end);
+    Ok(async move {
         tokio::select! {
             biased;
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
             () = ended(parent) => {}
         }
-    };
-    let state = options.state.clone();
-    let ready = move |ready: Ready| {
-        tokio::spawn(greet(ready, state, ticket, site));
-    };
-    gateway::run(options, Arc::new(SystemClock), ready, stop).await?;
-    say("gateway stopped");
-    Ok(())
+    })
 }
 
 async fn ended(parent: Option<oneshot::Receiver<()>>) {
@@ -210,12 +270,12 @@ fn say(line: &str) {
 }
 
 /// Says where the gateway is and what to type next.
-async fn greet(ready: Ready, state: PathBuf, ticket: Option<PathBuf>, site: String) {
+async fn greet(ready: Ready, state: PathBuf, ticket: Option<Wanted>) {
     let dir = state.display();
     say(&format!("gateway listens on {}, control socket {}", ready.address, ready.control.display()));
     match ticket {
-        Some(file) => match write_ticket(&state, &file, site).await {
-            Ok(()) => say(&format!("join a machine:   bcd join --ticket {}", file.display())),
+        Some(wanted) => match write_ticket(&wanted).await {
+            Ok(()) => say(&format!("join a machine:   bcd join --ticket {}", wanted.file.display())),
             Err(error) => {
                 super::fail(&error, Exit::CannotWrite);
             }
@@ -230,20 +290,16 @@ async fn greet(ready: Ready, state: PathBuf, ticket: Option<PathBuf>, site: Stri
 enum TicketError {
     #[error(transparent)]
     Ask(#[from] ClientError),
-    #[error("the gateway did not answer with a ticket")]
-    Answer,
     #[error("cannot write {0}")]
     Write(PathBuf, #[source] std::io::Error),
 }
 
-async fn write_ticket(state: &Path, file: &Path, site: String) -> Result<(), TicketError> {
-    let mut client = Client::connect(state).await?;
-    let request = Request::Ticket { uses: TICKET_USES, ttl_s: TICKET_TTL_S, site };
-    let Response::Ticket(line) = client.call(&request).await? else { return Err(TicketError::Answer) };
-    let path = file.to_owned();
+async fn write_ticket(wanted: &Wanted) -> Result<(), TicketError> {
+    let line = wanted.desk.ticket(TICKET_USES, TICKET_TTL_S, &wanted.site).await?;
+    let path = wanted.file.clone();
     let written = tokio::task::spawn_blocking(move || write_secret(&path, &line)).await;
     let written = written.unwrap_or_else(|error| Err(std::io::Error::other(error)));
-    written.map_err(|error| TicketError::Write(file.to_owned(), error))
+    written.map_err(|error| TicketError::Write(wanted.file.clone(), error))
 }
 
 /// Writes a file that only its owner may read; an older one is replaced, never written into.
@@ -279,7 +335,6 @@ fn gateway_exit(error: &GatewayError) -> Exit {
         GatewayError::State(_) | GatewayError::Open(_) if error.is_newer_store() => Exit::ForeignState,
         GatewayError::State(_)
         | GatewayError::Open(_)
-        | GatewayError::Worker(_)
         | GatewayError::Unserved(_)
         | GatewayError::Control(..) => Exit::CannotWrite,
         GatewayError::Serving(_) => Exit::BadInput,
@@ -291,7 +346,7 @@ fn gateway_exit(error: &GatewayError) -> Exit {
     }
 }
 
-fn has_cause(error: &(dyn std::error::Error + 'static), kind: std::io::ErrorKind) -> bool {
+pub(super) fn has_cause(error: &(dyn std::error::Error + 'static), kind: std::io::ErrorKind) -> bool {
     let mut next = Some(error);
     while let Some(cause) = next {
         if cause.downcast_ref::<std::io::Error>().is_some_and(|io| io.kind() == kind) {

@@ -15,6 +15,8 @@ mod package_files;
 #[cfg(feature = "fakehw")]
 mod sim;
 mod status;
+#[cfg(feature = "fakehw")]
+mod worker;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -55,6 +57,8 @@ enum Command {
     Supervise,
     #[cfg(feature = "fakehw")]
     Gateway(gateway::Args),
+    #[cfg(feature = "fakehw")]
+    Worker(worker::Args),
     #[cfg(feature = "fakehw")]
     Ctl(ctl::Args),
     #[cfg(feature = "fakehw")]
@@ -135,6 +139,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         Command::Supervise => Ok(crate::exec::supervise::main()),
         #[cfg(feature = "fakehw")]
         Command::Gateway(args) => Ok(gateway::run(args)),
+        #[cfg(feature = "fakehw")]
+        Command::Worker(args) => Ok(worker::run(args)),
         #[cfg(feature = "fakehw")]
         Command::Ctl(args) => Ok(ctl::run(args)),
         #[cfg(feature = "fakehw")]

@@ -32,6 +32,12 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
         super::print_json(&document)?;
         return Ok(Exit::Done);
     }
+    if let Ok(Hindered { error }) = serde_json::from_slice(&bytes) {
+        return match args.brief {
+            true => print(&format!("not ready: {error}\n")).map(|()| Exit::Failed),
+            false => print(&format!("{error}\n")).map(|()| Exit::Done),
+        };
+    }
     let report: Report = read(&bytes)?;
     if !args.brief {
         print(&text(&report))?;
@@ -41,6 +47,12 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
         Ok(()) => print("ready\n").map(|()| Exit::Done),
         Err(why) => print(&format!("not ready: {why}\n")).map(|()| Exit::Failed),
     }
+}
+
+/// The answer of a daemon that cannot read who it is.
+#[derive(serde::Deserialize)]
+struct Hindered {
+    error: String,
 }
 
 fn read<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, Exit> {

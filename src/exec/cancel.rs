@@ -3,7 +3,7 @@
 //! A cancellation can overtake its command, since deliveries are handled side by side. One lock decides: a command
 //! that enters takes an early cancellation with it, and a cancellation that finds its command takes effect there.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,6 +15,8 @@ use crate::model::CommandId;
 const REMEMBERED: Duration = Duration::from_secs(60);
 /// Most cancellations that wait; more push out the oldest.
 const REMEMBERED_MOST: usize = 1000;
+/// Most that are tried again at once, since the journal cannot be asked: as many as may wait for their commands.
+const UNDECIDED_MOST: usize = REMEMBERED_MOST;
 
 /// What can be cancelled in this process. Cheap to clone; lost at a restart.
 #[derive(Debug, Clone, Default)]
@@ -24,6 +26,15 @@ pub(super) struct Cancels(Arc<Mutex<State>>);
 struct State {
     here: HashMap<CommandId, watch::Sender<bool>>,
     early: VecDeque<(CommandId, Duration)>,
+    /// In effect as long as the journal cannot say what they meet, however long that takes.
+    undecided: HashSet<CommandId>,
+}
+
+/// A cancellation that is tried again, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Undecided {
+    cancels: Cancels,
+    id: CommandId,
 }
 
 /// A command that can be cancelled, until it is dropped.
@@ -48,7 +59,7 @@ impl Cancels {
     pub(super) fn enter(&self, id: CommandId, boot: Duration) -> Cancellable {
         let mut state = self.state();
         state.forget_old(boot);
-        let early = state.forget(&id);
+        let early = state.forget(&id) || state.undecided.contains(&id);
         let (sender, receiver) = watch::channel(early);
         state.here.insert(id.clone(), sender);
         Cancellable { cancels: self.clone(), id, cancelled: Cancelled(receiver) }
@@ -68,6 +79,15 @@ impl Cancels {
         }
         state.early.push_back((id.clone(), boot));
         false
+    }
+
+    /// Takes in a cancellation that is to be tried again; none when it is tried already, or too many are.
+    pub(super) fn undecided(&self, id: &CommandId) -> Option<Undecided> {
+        let mut state = self.state();
+        if state.undecided.len() >= UNDECIDED_MOST || !state.undecided.insert(id.clone()) {
+            return None;
+        }
+        Some(Undecided { cancels: self.clone(), id: id.clone() })
     }
 
     /// Forgets an early cancellation: its command is done.
@@ -111,6 +131,12 @@ impl Cancelled {
     }
 }
 
+impl Drop for Undecided {
+    fn drop(&mut self) {
+        self.cancels.state().undecided.remove(&self.id);
+    }
+}
+
 impl Drop for Cancellable {
     fn drop(&mut self) {
         self.cancels.state().here.remove(&self.id);
@@ -145,6 +171,24 @@ mod tests {
         assert!(here.cancelled.is_requested());
         drop(here);
         assert!(!cancels.enter(id("c-1"), NOW).cancelled.is_requested());
+    }
+
+    #[test]
+    fn a_cancellation_that_the_journal_cannot_decide_is_in_effect_past_its_minute_and_tried_by_one_alone() {
+        let cancels = Cancels::default();
+        assert!(!cancels.cancel(&id("c-1"), NOW));
+        let undecided = cancels.undecided(&id("c-1")).expect("the first");
+        assert!(cancels.undecided(&id("c-1")).is_none(), "it is tried already");
+        let later = NOW + 10 * REMEMBERED;
+        assert!(cancels.enter(id("c-1"), later).cancelled.is_requested());
+        drop(undecided);
+        assert!(!cancels.enter(id("c-1"), later).cancelled.is_requested(), "decided, and a minute old");
+
+        let many = (0..UNDECIDED_MOST).map(|n| cancels.undecided(&id(&format!("c-{n}"))));
+        let many: Vec<_> = many.collect::<Option<_>>().expect("room");
+        assert!(cancels.undecided(&id("c-more")).is_none(), "there are too many");
+        drop(many);
+        assert!(cancels.undecided(&id("c-more")).is_some());
     }
 
     #[test]

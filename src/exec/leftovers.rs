@@ -77,16 +77,19 @@ impl Leftovers {
 
 /// Programs of journals that are not named in this state directory are never touched.
 pub(super) fn settle(locked: &Locked, state: &Path, boot_id: &BootId) -> Result<Settled, OpenError> {
-    await_starts(state);
+    let none_starts = await_starts(state);
     let records = locked.begun()?;
     let lives = |record: &Record| {
-        record.supervisor.as_ref().is_some_and(|supervisor| process::open(supervisor, boot_id).is_some())
+        record.supervisor.as_ref().is_some_and(|supervisor| process::may_live(supervisor, boot_id))
     };
     let (alive, gone): (Vec<&Record>, Vec<&Record>) = records.iter().partition(|record| lives(record));
     for supervisor in gone.iter().filter_map(|record| record.supervisor.as_ref()) {
         if supervisor.boot_id == *boot_id && !group::end(&supervisor.groups) {
             tracing::error!(groups = ?supervisor.groups, "control groups of an earlier program do not become empty");
         }
+    }
+    if none_starts {
+        give_back_room(state, &records, &gone);
     }
     let spared: Vec<Mark> = alive.iter().map(|record| Mark::of(record)).collect();
     let mut journals: Vec<&JournalId> = records.iter().map(|record| &record.journal_id).collect();
@@ -99,23 +102,41 @@ pub(super) fn settle(locked: &Locked, state: &Path, boot_id: &BootId) -> Result<
     Ok(Settled { ended, spared })
 }
 
+/// Room for outcomes that nobody writes any more: a supervisor died before its record was made, or within an attempt that
+/// another one has followed. That of the last attempt goes when the command is settled.
+fn give_back_room(state: &Path, records: &[Record], gone: &[&Record]) {
+    match Ended::give_back_unbegun(state) {
+        Ok(0) => {}
+        Ok(files) => tracing::info!(files, "room for outcomes of programs that never began was given back"),
+        Err(error) => {
+            tracing::warn!(state = %state.display(), %error, "room for outcomes that never come stays reserved")
+        }
+    }
+    // Sorted by id and attempt.
+    let superseded = records.windows(2).filter(|pair| pair[0].id == pair[1].id).map(|pair| &pair[0]);
+    for record in superseded.filter(|record| gone.contains(record)) {
+        Ended::give_back(state, record);
+    }
+}
+
 /// The directory of the begun records, open: its lock is held by every supervisor that has not made its record yet.
 pub(super) fn records(state: &Path) -> io::Result<File> {
     File::open(state.join("begun"))
 }
 
-/// Waits until no supervisor of a dead daemon is about to make its record.
-fn await_starts(state: &Path) {
-    let Ok(records) = records(state) else { return };
+/// Waits until no supervisor of a dead daemon is about to make its record. False when one still may.
+fn await_starts(state: &Path) -> bool {
+    let Ok(records) = records(state) else { return false };
     let mut waited = Duration::ZERO;
     while rustix::fs::flock(&records, FlockOperation::NonBlockingLockExclusive).is_err() {
         if waited >= STARTS {
             tracing::error!(state = %state.display(), "a program that an earlier daemon was starting neither starts nor ends");
-            return;
+            return false;
         }
         thread::sleep(STARTS_PAUSE);
         waited += STARTS_PAUSE;
     }
+    true
 }
 
 /// Ends what the program of one record started, its supervisor being gone. Blocks.
@@ -187,7 +208,7 @@ mod tests {
     /// A record of a program whose supervisor is this process.
     fn record(journal_id: &JournalId, boot_id: &BootId, supervisor: &Child) -> Record {
         let pid = rustix::process::Pid::from_child(supervisor);
-        let start = process::stat(pid).expect("a process").start;
+        let start = process::stat(pid).expect("read").expect("a process").start;
         Record {
             id: CommandId::new("c-1").expect("an id"),
             body_sha256: Digest::of(b"body"),
@@ -237,5 +258,39 @@ mod tests {
         supervisor.wait().expect("a status");
         assert!(matches!(leftovers.left(&begun), Left::Nothing));
         assert_eq!(program.wait().expect("a status").signal(), Some(9));
+    }
+
+    #[test]
+    fn room_of_programs_that_never_began_and_of_attempts_that_others_followed_is_given_back() {
+        let state = tempfile::tempdir().expect("a directory");
+        let state = state.path().join("state");
+        let mut rng = rand::rngs::StdRng::from_os_rng();
+        let (journal_id, boot_id) = (JournalId::random(&mut rng), BootId::new("b-1").expect("an id"));
+        let options = journal::Options {
+            state: state.clone(),
+            node_id: NodeId::new("n-1").expect("an id"),
+            incarnation: Incarnation::random(&mut rng),
+            boot_id: boot_id.clone(),
+            wal_bytes: 64 << 10,
+            mode: Mode::Inline,
+        };
+        let locked = Locked::open(options, journal_id.clone()).expect("a journal");
+        let mut supervisor = Command::new("/bin/sleep").arg("60").spawn().expect("a supervisor");
+        let alive = Record { attempt: 3, retry_safe: true, ..record(&journal_id, &boot_id, &supervisor) };
+        let dead = |attempt| Record { attempt, supervisor: None, ..alive.clone() };
+        for record in [&dead(1), &dead(2), &alive] {
+            record.create(&state).expect("written");
+        }
+        let unbegun = Record { id: CommandId::new("c-2").expect("an id"), ..dead(1) };
+        for record in [&unbegun, &dead(1), &dead(2), &alive] {
+            Ended::reserve(&state, record, 10).expect("room");
+        }
+        let supervisors = Arc::new(Supervisors::new("/bin/false".into()));
+        Leftovers::settle(supervisors, &locked, &state, &boot_id).expect("looked");
+        let left = std::fs::read_dir(state.join("outcome")).expect("a directory");
+        let left: Vec<_> = left.map(|entry| entry.expect("an entry").file_name()).collect();
+        assert_eq!(left, ["c-1~3.json"], "its supervisor lives");
+        supervisor.kill().expect("a signal");
+        supervisor.wait().expect("a status");
     }
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::process::pids;
+use super::process::{is_a_lack, pids};
 use crate::journal::begun::Record;
 use crate::model::{CommandId, JournalId};
 
@@ -98,7 +98,7 @@ pub(super) fn sweep(mark: &Mark, spared: &[Mark]) -> io::Result<Swept> {
     for _ in 0..ROUNDS {
         let mut found = false;
         for pid in pids()? {
-            if pid != own && carries(pid, mark, spared, &mut buffer) {
+            if pid != own && carries(pid, mark, spared, &mut buffer)? {
                 found = true;
                 if kill(pid, mark, spared, &mut buffer) {
                     swept.killed.insert(pid.as_raw_nonzero().get());
@@ -134,7 +134,7 @@ pub(super) fn find(journals: &BTreeSet<JournalId>) -> io::Result<Vec<Marked>> {
     let mut buffer = Vec::new();
     let mut found = Vec::new();
     for pid in pids()?.into_iter().filter(|pid| *pid != own) {
-        if read_environ(pid, &mut buffer).is_ok() {
+        if read_environ(pid, &mut buffer)? {
             found.extend(marked(pid, &buffer, journals));
         }
     }
@@ -154,20 +154,24 @@ fn marked(pid: Pid, environ: &[u8], journals: &BTreeSet<JournalId>) -> Option<Ma
     })
 }
 
-/// A process that cannot be read (gone, a zombie, another user's) does not carry it.
-fn carries(pid: Pid, mark: &Mark, spared: &[Mark], buffer: &mut Vec<u8>) -> bool {
-    read_environ(pid, buffer)
-        .is_ok_and(|_| mark.is_in(buffer) && !spared.iter().any(|spared| spared.is_in(buffer)))
+fn carries(pid: Pid, mark: &Mark, spared: &[Mark], buffer: &mut Vec<u8>) -> io::Result<bool> {
+    Ok(read_environ(pid, buffer)? && mark.is_in(buffer) && !spared.iter().any(|spared| spared.is_in(buffer)))
 }
 
-fn read_environ(pid: Pid, buffer: &mut Vec<u8>) -> io::Result<usize> {
+/// False for a process that cannot be read (gone, a zombie, another user's): it carries no mark.
+fn read_environ(pid: Pid, buffer: &mut Vec<u8>) -> io::Result<bool> {
     buffer.clear();
-    File::open(format!("/proc/{pid}/environ"))?.take(ENVIRON_BYTES).read_to_end(buffer)
+    let read = File::open(format!("/proc/{pid}/environ"))
+        .and_then(|file| file.take(ENVIRON_BYTES).read_to_end(buffer));
+    match read {
+        Err(error) if is_a_lack(&error) => Err(error),
+        read => Ok(read.is_ok()),
+    }
 }
 
 fn kill(pid: Pid, mark: &Mark, spared: &[Mark], buffer: &mut Vec<u8>) -> bool {
     let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else { return false };
-    carries(pid, mark, spared, buffer) && pidfd_send_signal(&pidfd, Signal::KILL).is_ok()
+    carries(pid, mark, spared, buffer).unwrap_or(false) && pidfd_send_signal(&pidfd, Signal::KILL).is_ok()
 }
 
 #[cfg(test)]

@@ -243,7 +243,7 @@ impl Shared {
     ) {
         match delivery {
             Delivery::Command(frame) => self.command(frame.envelope, turn, arrival).await,
-            Delivery::Cancel { command_id, envelope } => self.cancel(&command_id, &envelope).await,
+            Delivery::Cancel { command_id, envelope } => self.cancel(&command_id, envelope, turn).await,
             Delivery::Malformed { body_sha256, detail } => {
                 self.refuse(None, body_sha256, Reason::Invalid, detail);
             }
@@ -293,8 +293,8 @@ impl Shared {
         }
     }
 
-    async fn cancel(&self, command_id: &CommandId, envelope: &Envelope) {
-        let body = match dsse::verify_cancel(envelope, command_id, &self.parts.audience, &self.authority()) {
+    async fn cancel(&self, command_id: &CommandId, envelope: Envelope, turn: OwnedSemaphorePermit) {
+        let body = match dsse::verify_cancel(&envelope, command_id, &self.parts.audience, &self.authority()) {
             Ok(verified) => verified,
             Err(refusal) => {
                 // The wire has no answer for it: a CommandUpdate speaks of a command's bytes, not of a cancellation's.
@@ -307,12 +307,13 @@ impl Shared {
             self.parts.working.document(body.get().issued_at);
         }
         let id = body.into_inner().command_id;
+        drop(envelope);
         if self.cancels.cancel(&id, self.boot()) {
             tracing::info!(%id, "cancelled");
             return;
         }
         // Remembered first: a delivery that the journal takes before this look finds it there.
-        steps::cancel_left(self, &id).await;
+        steps::cancel_left(self, &id, turn).await;
     }
 
     /// What a signature is held against now.

@@ -8,7 +8,7 @@ use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use tokio::sync::RwLockReadGuard;
+use tokio::sync::{OwnedSemaphorePermit, RwLockReadGuard};
 use tokio::time;
 
 use super::cancel::{Cancellable, Cancelled};
@@ -348,26 +348,43 @@ async fn cancel_accepted(shared: &Shared, mut accepted: Durable<Accepted>) {
 }
 
 /// Cancels a command that is not in flight here: what a dead daemon left is ended, what has ended is told again, and an
-/// unknown one is waited for.
-pub(super) async fn cancel_left(shared: &Shared, id: &CommandId) {
-    let _between_steps = shared.steps.read().await;
+/// unknown one is waited for. While the journal cannot be asked, the cancellation is in effect and asked for again; it
+/// keeps no `turn` meanwhile, which deliveries wait for.
+pub(super) async fn cancel_left(shared: &Shared, id: &CommandId, turn: OwnedSemaphorePermit) {
+    let Err(error) = try_cancel_left(shared, id).await else { return };
+    if !retries(id, "a cancellation", &error) {
+        return;
+    }
+    let Some(_undecided) = shared.cancels.undecided(id) else {
+        return tracing::warn!(%id, "a cancellation is not tried again: it is already, or too many are");
+    };
+    drop(turn);
     let mut waits = Waits::new();
-    loop {
-        match shared.parts.journal.cancel_left(id.clone(), shared.parts.working.now()).await {
-            Ok(Some(done)) => {
-                tracing::info!(%id, state = ?done.outcome.state, "a cancellation found it ended, or left by an older daemon");
-                shared.cancels.forget(id);
-                return shared.say(Outgoing::Result(done));
-            }
-            Ok(None) => return tracing::info!(%id, "a cancellation waits for its command"),
-            Err(error) => {
-                if !retries(id, "a cancellation", &error) {
-                    return;
-                }
-                waits.next().await;
-            }
+    while !shared.parts.lanes.stopping() {
+        waits.next().await;
+        match try_cancel_left(shared, id).await {
+            Ok(()) => return,
+            Err(error) if error.why == Reason::Stopping => return,
+            Err(error) => tracing::debug!(%id, %error, "a cancellation cannot be written yet"),
         }
     }
+}
+
+async fn try_cancel_left(shared: &Shared, id: &CommandId) -> Result<(), WriteError> {
+    let _between_steps = shared.steps.read().await;
+    match shared.parts.journal.cancel_left(id.clone(), shared.parts.working.now()).await? {
+        Some(done) => {
+            tracing::info!(%id, state = ?done.outcome.state, "a cancellation found it ended, or left by an older daemon");
+            shared.cancels.forget(id);
+            shared.say(Outgoing::Result(done));
+        }
+        None => {
+            // Once more: the answer may have come after its minute, and its command in between.
+            shared.cancels.cancel(id, shared.boot());
+            tracing::info!(%id, "a cancellation waits for its command");
+        }
+    }
+    Ok(())
 }
 
 fn id(running: &Running) -> &CommandId {

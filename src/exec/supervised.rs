@@ -4,6 +4,7 @@
 //! it by its record.
 
 use std::collections::BTreeSet;
+use std::future::ready;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -30,20 +31,19 @@ use super::supervise::job::{self, Answer, Job};
 use crate::blocking;
 use crate::journal::begun::{Record, Supervisor};
 use crate::journal::{self, Ended, Locked, OpenError, Trouble};
-use crate::model::{BootId, JournalId, Outcome};
+use crate::model::{BootId, CommandId, JournalId, Outcome};
 
 /// Longest wait for a record: what has not been synced by then is no disk to start on.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two attempts to read an outcome.
-const READ_AGAIN: Duration = Duration::from_secs(1);
+/// Between two attempts to watch a supervisor, or to read an outcome.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// The supervisor of a program, by its record.
 #[derive(Debug)]
 pub(super) struct Supervised {
     state: PathBuf,
     begun: Record,
-    /// Absent when it was gone before it could be watched.
-    exit: Option<AsyncFd<OwnedFd>>,
+    boot_id: BootId,
     _child: Option<Reap>,
 }
 
@@ -71,7 +71,7 @@ impl Programs for Supervisors {
     }
 
     fn lives(&self, supervisor: &Supervisor, boot_id: &BootId) -> bool {
-        process::open(supervisor, boot_id).is_some()
+        process::may_live(supervisor, boot_id)
     }
 
     fn end(&self, begun: &Record) {
@@ -142,7 +142,7 @@ pub(super) async fn start(program: &Path, job: Job) -> Result<Supervised, StartE
         Err(ends) => Err(StartError::failed(ends.to_string())),
     })?;
     begun.supervisor = Some(supervisor);
-    Ok(Supervised { _child: Some(child), ..Supervised::find(state, begun, &boot_id) })
+    Ok(Supervised { state, begun, boot_id, _child: Some(child) })
 }
 
 /// Blocks.
@@ -194,30 +194,29 @@ fn hand_over(launcher: Launcher, program: &Path, job: &Job) -> io::Result<(Reap,
 impl Supervised {
     /// The supervisor that a record names.
     pub(super) fn find(state: PathBuf, begun: Record, boot_id: &BootId) -> Self {
-        let handle = begun.supervisor.as_ref().and_then(|supervisor| process::open(supervisor, boot_id));
-        let exit = handle.and_then(|handle| match register(handle) {
-            Ok(exit) => Some(exit),
-            Err(error) => {
-                tracing::error!(id = %begun.id, %error, "a supervisor cannot be watched");
-                None
-            }
-        });
-        Self { state, begun, exit, _child: None }
+        Self { state, begun, boot_id: boot_id.clone(), _child: None }
+    }
+
+    /// The way to its end; absent when it is gone. A lack of descriptors or memory passes, and says nothing of it.
+    async fn watch(&self) -> Option<AsyncFd<OwnedFd>> {
+        let supervisor = self.begun.supervisor.as_ref()?;
+        let look = || process::open(supervisor, &self.boot_id)?.map(register).transpose();
+        until_told(&self.begun.id, "its supervisor cannot be watched", || ready(look())).await
     }
 
     /// Waits for the supervisor's end and reads the outcome. A cancellation is passed on; the outcome says what came of
     /// it.
     pub(super) async fn ended(self, cancelled: &mut Cancelled) -> Outcome {
-        if let Some(exit) = &self.exit {
+        if let Some(exit) = self.watch().await {
             tokio::select! {
                 biased;
-                () = exited(exit) => {}
+                () = exited(&exit) => {}
                 () = cancelled.requested() => {
                     // One that has just ended takes no signal, and needs none.
                     if let Err(error) = pidfd_send_signal(exit.get_ref(), CANCEL) {
                         tracing::debug!(id = %self.begun.id, %error, "the supervisor took no signal");
                     }
-                    exited(exit).await;
+                    exited(&exit).await;
                 }
             }
         }
@@ -225,17 +224,26 @@ impl Supervised {
     }
 
     async fn outcome(&self) -> Outcome {
-        loop {
+        let look = || {
             let (state, begun) = (self.state.clone(), self.begun.clone());
-            let read = blocking::run(move || read(&state, &begun)).await;
-            match read.map_err(io::Error::other).flatten() {
-                Ok(outcome) => return outcome,
-                Err(error) => {
-                    tracing::warn!(id = %self.begun.id, %error, "an outcome cannot be read; tried again");
-                    time::sleep(READ_AGAIN).await;
-                }
-            }
+            blocking::run(move || read(&state, &begun)).map(|read| read.map_err(io::Error::other).flatten())
+        };
+        until_told(&self.begun.id, "its outcome cannot be read", look).await
+    }
+}
+
+/// Looks until the look tells something: an error tells nothing of a program.
+async fn until_told<T, F: Future<Output = io::Result<T>>>(
+    id: &CommandId,
+    what: &str,
+    mut look: impl FnMut() -> F,
+) -> T {
+    loop {
+        match look().await {
+            Ok(told) => return told,
+            Err(error) => tracing::warn!(%id, %error, "{what}; tried again"),
         }
+        time::sleep(AGAIN).await;
     }
 }
 
@@ -291,5 +299,21 @@ impl Drop for Reap {
                 tracing::warn!(%error, "a supervisor stays unreaped until this daemon ends");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_lacks_a_descriptor_is_made_again_until_it_tells_something() {
+        let mut looks = 0;
+        let look = || {
+            looks += 1;
+            ready(if looks < 3 { Err(rustix::io::Errno::MFILE.into()) } else { Ok(looks) })
+        };
+        let id = CommandId::new("c-1").expect("an id");
+        assert_eq!(until_told(&id, "it cannot be watched", look).await, 3);
     }
 }

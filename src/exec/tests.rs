@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::*;
-use crate::clock::SystemClock;
+use crate::clock::TokioClock;
 use crate::journal::{At, Faults, Journal, Locked, Mode, Options};
 use crate::model::{BootId, Effect, Incarnation, JournalId, Lane, NodeId, Outcome, ServerTime, Terminal};
 use crate::ports::RebootError;
@@ -126,7 +126,11 @@ impl Bench {
         let reboots = Arc::new(CountedReboots::default());
         let parts = Parts {
             journal: journal.clone(),
-            working: WorkingClock::new(Arc::new(SystemClock), Some(time("2026-11-29T10:00:10Z")), None),
+            working: WorkingClock::new(
+                Arc::new(TokioClock::starting_at(0)),
+                Some(time("2026-11-29T10:00:10Z")),
+                None,
+            ),
             lanes: lanes.clone(),
             outbox: sender,
             audience: Audience {
@@ -481,6 +485,25 @@ async fn a_cancellation_ends_what_a_dead_daemon_left_accepted_though_nobody_deli
     let mut bench = Bench::over(bench.crash().await, "i-3");
     bench.deliver(&command).await;
     assert_eq!(bench.result().await, outcome, "it is durable");
+    assert_eq!(bench.effects(), 0);
+}
+
+#[tokio::test]
+async fn cancellations_that_the_journal_cannot_decide_keep_no_delivery_waiting_and_are_kept_past_their_minute()
+ {
+    let mut bench = Bench::new();
+    bench.faults.fail(At::Commit, SQLITE_FULL);
+    for n in 0..=ADMITTING {
+        bench.cancel(&format!("c-{n}")).await;
+    }
+    bench.deliver(&probe("c-probe")).await;
+    assert_eq!(bench.answer().await, Said::Refused(Reason::Busy, "disk".into()));
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(61)).await;
+    tokio::time::resume();
+    bench.faults.clear();
+    bench.deliver(&bench.exec("c-0", "")).await;
+    assert_eq!(ending(&bench.result().await), (Terminal::Cancelled, Some(Reason::Cancelled), Effect::None));
     assert_eq!(bench.effects(), 0);
 }
 

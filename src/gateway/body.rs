@@ -1,6 +1,6 @@
-//! The JSON bodies of commands and cancellations, which the worker signs.
+//! The JSON bodies of commands and cancellations, which the worker signs and a gateway relays.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::model::{CommandId, ExecArgs, Kind, Lane, NodeId, RetrySafe, ServerTime, strict};
@@ -39,6 +39,29 @@ pub struct CancelBody<'a> {
     pub command_id: &'a CommandId,
     /// Now.
     pub issued_at: ServerTime,
+}
+
+/// What a gateway reads of a command that it relays: enough to route it. Whether it holds is the node's to judge.
+#[derive(Debug, Deserialize)]
+pub struct Relayed {
+    /// For whom.
+    pub node_id: NodeId,
+    /// The command.
+    pub id: CommandId,
+    /// Its kind's name; also one that no node knows.
+    pub kind: String,
+    /// Until when it may be accepted.
+    pub not_after: ServerTime,
+    /// As the operator wrote them.
+    pub args: Box<RawValue>,
+}
+
+/// Reads it.
+///
+/// # Errors
+/// The body is none of a command.
+pub fn read(body: &[u8]) -> serde_json::Result<Relayed> {
+    serde_json::from_slice(body)
 }
 
 /// A body's JSON.

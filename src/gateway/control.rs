@@ -1,40 +1,37 @@
-//! The control socket of the reference gateway: one JSON request a line, one JSON response a line.
+//! The control socket of the reference gateway: what people ask of it. What commands a node is signed by the worker
+//! before it comes here ([`Operator`] does both).
 
 mod client;
+mod operator;
 mod serve;
 
-pub use client::{Client, ClientError};
+pub use super::lines::ClientError;
+pub use client::Client;
+pub use operator::Operator;
 pub(super) use serve::{answer, serve};
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
 
 use crate::model::{CommandId, NodeId};
+use crate::wire::dsse::Envelope;
 
 /// What may be asked.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Request {
-    /// Puts a command into a node's queue.
+    /// Puts a command into its node's queue.
     Enqueue {
-        /// For whom.
-        node: NodeId,
-        /// The kind's name, as it will stand in the body.
-        kind: String,
-        /// The arguments, verbatim.
-        args: Box<RawValue>,
-        /// not_after lies this far ahead, seconds.
-        ttl_s: u64,
-        /// A command id of the caller's; absent: a new one.
-        #[serde(default)]
-        id: Option<CommandId>,
+        /// As the worker has signed it.
+        command: Envelope,
     },
     /// Cancels a command.
     Cancel {
         /// Which.
         id: CommandId,
+        /// As the worker has signed it.
+        cancellation: Envelope,
     },
     /// One command.
     Show {
@@ -76,20 +73,11 @@ pub enum Request {
         /// The last number seen; 0 for all.
         after: u64,
     },
-    /// A new join ticket.
-    Ticket {
-        /// Machines that may use it.
-        uses: u32,
-        /// Holds this long, seconds.
-        ttl_s: u64,
-        /// Site of the machines.
-        site: String,
-    },
     /// Revokes a node's certificates, and ends its session.
     Revoke {
-        /// Tell the node so, signed: it keeps that, and no `unrevoke` brings it back.
+        /// The worker's word for it, to be relayed: the node keeps it, and no `unrevoke` brings it back.
         #[serde(default)]
-        for_good: bool,
+        revocation: Option<Envelope>,
         /// Whose.
         node: NodeId,
     },
@@ -137,8 +125,6 @@ pub enum Response {
     Events(Vec<EventView>),
     /// Events of nodes.
     NodeEvents(Vec<NodeEventView>),
-    /// A ticket's one line.
-    Ticket(String),
     /// Counts.
     Stats(Stats),
     /// Not done; why.

@@ -37,8 +37,6 @@ pub struct Checked {
     pub facts: HelloFacts,
     /// Chosen.
     pub proto: u32,
-    /// What this incarnation runs.
-    pub running: Vec<CommandId>,
 }
 
 /// Checks a Hello against its certificate, in the order of what a peer must not learn first.
@@ -87,8 +85,9 @@ pub fn check(hello: &pb::Hello, peer: &Peer, own: Range, now: ServerTime) -> Res
         capabilities: capabilities(&hello.capabilities),
         last_epoch: hello.last_epoch,
         results: hello.done_results.iter().filter_map(|result| Update::read(result).ok()).collect(),
+        running,
     };
-    Ok(Checked { facts, proto, running })
+    Ok(Checked { facts, proto })
 }
 
 /// The well-formed ones, sorted, each once, as many as may be.

@@ -14,22 +14,25 @@ mod command_state;
 pub mod control;
 mod credits;
 mod hello;
+mod house;
 mod hub;
 mod lease;
 mod lies;
+pub mod lines;
 mod neighbours;
 mod node_events;
 mod peer;
 mod service;
 mod serving;
 mod session;
+mod start;
 mod state_dir;
 mod store;
 mod task;
 mod tls;
 mod trust;
 mod update;
-mod worker;
+pub mod worker;
 
 #[cfg(test)]
 mod tests;
@@ -40,9 +43,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rand::rngs::StdRng;
-use rand::{RngCore, SeedableRng};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
@@ -51,27 +51,23 @@ use tonic::Code;
 pub use admission::Limits;
 pub use lies::Lies;
 pub use serving::ServingFiles;
-pub use state_dir::CONTROL_SOCKET;
+pub use state_dir::make_closed;
 
-use crate::blocking;
 use crate::clock::Clock;
 use crate::model::limits::FRAME_BYTES;
-use crate::model::{Digest, Lane, Reason, ServerTime};
+use crate::model::{Lane, Reason};
 use crate::ports::ByteStream;
 use crate::wire::link::Endpoint;
 use crate::wire::pb;
 use crate::wire::version::Range;
 use hub::{Hub, SessionEnd};
-use lease::Grant;
 use service::Service;
-use serving::Serving;
-use store::{Lease, Store};
+use start::{Keeping, Opened};
 use task::Task;
+use worker::Link;
 
-/// Expired commands are looked for this often.
-const SWEEP: Duration = Duration::from_secs(1);
-/// Last-seen times and refusal counts are flushed this often.
-const FLUSH: Duration = Duration::from_secs(15);
+/// The control socket's name in a gateway's directory.
+pub const CONTROL_SOCKET: &str = "control.sock";
 /// Bounds of the heartbeat interval. A shorter one would end sessions of nodes that keep to their own bounds.
 const HEARTBEAT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// HTTP/2 PING.
@@ -90,8 +86,10 @@ const STOP: Duration = Duration::from_secs(3);
 pub struct Options {
     /// Its directory; made 0700 when missing.
     pub state: PathBuf,
-    /// The directory of the store and the CA, which several gateways may share; absent: its own directory.
+    /// The directory of the store, which several gateways may share; absent: its own directory.
     pub store: Option<PathBuf>,
+    /// The worker of the deployment.
+    pub worker: Link,
     /// Where it listens; port 0 is any free one.
     pub listen: SocketAddr,
     /// The deployment's name.
@@ -104,8 +102,6 @@ pub struct Options {
     pub lane_credits: BTreeMap<Lane, u32>,
     /// The lease holds this long after a renewal; the gateways of a store have the same.
     pub lease_life: Duration,
-    /// Node certificates hold this long.
-    pub certificate_life: Duration,
     /// The serving certificate; absent: one of the development CA, made at each start.
     pub serving: Option<ServingFiles>,
     /// Admission.
@@ -122,17 +118,17 @@ pub struct Options {
 
 impl Options {
     /// The defaults for a state directory.
-    pub fn new(state: PathBuf, listen: SocketAddr) -> Self {
+    pub fn new(state: PathBuf, listen: SocketAddr, worker: Link) -> Self {
         Self {
             state,
             store: None,
+            worker,
             listen,
-            trust_domain: "lab.example".into(),
+            trust_domain: worker::TRUST_DOMAIN.into(),
             endpoints: Vec::new(),
             heartbeat_interval: Duration::from_secs(10),
             lane_credits: lane_credits(),
             lease_life: Duration::from_secs(20),
-            certificate_life: Duration::from_secs(24 * 3600),
             serving: None,
             limits: Limits::default(),
             protocol: Range::OWN,
@@ -174,9 +170,6 @@ pub enum GatewayError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] store::StoreError),
-    /// The worker cannot be opened.
-    #[error(transparent)]
-    Worker(#[from] worker::WorkerError),
     /// The worker gave no certificate to serve with.
     #[error("the worker gives no certificate to serve with: {0}")]
     Unserved(String),
@@ -230,14 +223,14 @@ pub async fn run(
     ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
 ) -> Result<(), GatewayError> {
-    let Opened { held, store, worker } = open_state(&options, &clock, store::Mode::Thread).await?;
+    let Opened { held, store } = start::open(&options, &clock, store::Mode::Thread).await?;
     let listener = TcpListener::bind(options.listen).await;
     let listener = listener.map_err(|error| GatewayError::Listen(options.listen, error))?;
     let address = listener.local_addr().map_err(|error| GatewayError::Listen(options.listen, error))?;
     let control_path = options.state.join(CONTROL_SOCKET);
     let control =
-        held.control_socket().map_err(|error| GatewayError::Control(control_path.clone(), error))?;
-    let (hub, keeping) = prepare(options, address, (store, worker), clock).await?;
+        held.socket(CONTROL_SOCKET).map_err(|error| GatewayError::Control(control_path.clone(), error))?;
+    let (hub, keeping) = start::prepare(options, address, store, clock).await?;
     ready(Ready { address, control: control_path, endpoints: hub.settings.endpoints.clone() });
     let controlling = control::serve(hub.clone(), control);
     let result = serve(hub, listener, controlling, keeping, stop).await;
@@ -257,9 +250,9 @@ pub async fn run_in_memory(
     connections: mpsc::Receiver<ByteStream>,
     ready: impl FnOnce(Local),
 ) -> Result<(), GatewayError> {
-    let Opened { held, store, worker } = open_state(&options, &clock, store::Mode::Inline).await?;
+    let Opened { held, store } = start::open(&options, &clock, store::Mode::Inline).await?;
     let address = options.listen;
-    let (hub, keeping) = prepare(options, address, (store, worker), clock).await?;
+    let (hub, keeping) = start::prepare(options, address, store, clock).await?;
     ready(Local(hub.clone()));
     let result = serve(hub, connections, std::future::pending(), keeping, std::future::pending()).await;
     drop(held);
@@ -297,147 +290,6 @@ impl Local {
     }
 }
 
-/// Everything before the first connection.
-async fn prepare(
-    options: Options,
-    address: SocketAddr,
-    (store, worker): (Store, Arc<worker::Worker>),
-    clock: Arc<dyn Clock>,
-) -> Result<(Arc<Hub>, Keeping), GatewayError> {
-    let endpoints = match options.endpoints.as_slice() {
-        [] => vec![Endpoint { host: address.ip().to_string(), port: address.port() }],
-        named => named.to_vec(),
-    };
-    let asked = clock.boot();
-    let named: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
-    let lease = store.take_lease(&named, options.lease_life, None, "gateway-restarted").await?;
-    let lease = lease.ok_or_else(|| GatewayError::Replaced(store.gateway().clone()))?;
-    let mut rng = randomness(options.seed, &lease);
-    worker.draw_from(StdRng::from_rng(&mut rng));
-    let worker = worker::Link::here(worker, Arc::clone(&clock));
-    let every = store.gateways().await?.into_values().flatten().collect();
-    let (chain, key, node_root) = certificate(&worker, &endpoints, every).await?;
-    let serving = Arc::new(Serving::new(chain, key)?);
-    if let Some(files) = &options.serving {
-        let (files, serving) = (files.clone(), serving.clone());
-        blocking::run_or_unwind(move || serving.load(&files)).await?;
-    }
-    let tls = Arc::new(tls::server_config(serving.clone(), &node_root, clock.clone())?);
-
-    let settings = Settings {
-        gateway_id: store.gateway().to_string(),
-        endpoints: named,
-        trust_domain: options.trust_domain,
-        heartbeat_interval: options.heartbeat_interval.clamp(HEARTBEAT.0, HEARTBEAT.1),
-        lane_credits: options.lane_credits,
-        lease_life: options.lease_life,
-        limits: options.limits,
-        protocol: options.protocol,
-        upgrade_only: options.upgrade_only,
-        lies: options.lies,
-    };
-    let last_notice = store.last_notice().await?;
-    let grant = Grant::new(lease, asked, options.lease_life);
-    let hub = Hub::new(settings, store, (worker, tls), grant.clone(), clock, rng);
-    let serving = options.serving.map(|files| (serving, files));
-    Ok((Arc::new(hub), Keeping { grant, last_notice, serving }))
-}
-
-/// A key of this gateway's own, with the certificate that the worker gives for it.
-async fn certificate(
-    worker: &worker::Link,
-    own: &[Endpoint],
-    endpoints: Vec<String>,
-) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>, CertificateDer<'static>), GatewayError> {
-    let failed = |why: &dyn std::fmt::Display| GatewayError::Unserved(why.to_string());
-    let key = rcgen::KeyPair::generate().map_err(|error| failed(&error))?;
-    let csr = rcgen::CertificateParams::default().serialize_request(&key).map_err(|error| failed(&error))?;
-    let hosts = own.iter().map(|endpoint| endpoint.host.clone()).collect();
-    let ask = worker::Ask::Serve { csr: csr.der().as_ref().into(), hosts, endpoints };
-    let (chain, node_root) = match worker.ask(ask).await {
-        worker::Told::Serving { chain, node_root } => (chain, node_root),
-        other => return Err(failed(&format!("{other:?}"))),
-    };
-    let chain = chain.into_iter().map(|der| der.0.to_vec().into()).collect();
-    let key = PrivateKeyDer::Pkcs8(key.serialize_der().into());
-    Ok((chain, key, node_root.0.to_vec().into()))
-}
-
-/// Each grant of each gateway draws numbers of its own, also where one seed is given to all of them: a node id or a
-/// serial must not come twice.
-fn randomness(seed: Option<u64>, lease: &Lease) -> StdRng {
-    match seed {
-        Some(seed) => StdRng::from_seed(Digest::of(format!("{seed} {lease:?}").as_bytes()).0),
-        None => StdRng::from_os_rng(),
-    }
-}
-
-/// Where a gateway's files lie.
-struct Directories {
-    state: PathBuf,
-    store: PathBuf,
-    worker: worker::Options,
-    fresh_id: String,
-}
-
-/// What lies there, opened.
-struct Opened {
-    held: state_dir::Held,
-    store: Store,
-    worker: Arc<worker::Worker>,
-}
-
-impl Directories {
-    fn of(options: &Options) -> Self {
-        let number = match options.seed {
-            // The name tells gateways of one seed apart; where they lie may differ from run to run.
-            Some(seed) => {
-                let name = options.state.file_name().unwrap_or_default().to_string_lossy();
-                Digest::of(format!("{seed} {name}").as_bytes()).hex()
-            }
-            None => format!("{:016x}", StdRng::from_os_rng().next_u64()),
-        };
-        let store = options.store.clone().unwrap_or_else(|| options.state.clone());
-        Self {
-            state: options.state.clone(),
-            worker: worker::Options {
-                state: store.join("worker"),
-                trust_domain: options.trust_domain.clone(),
-                certificate_life: options.certificate_life,
-            },
-            store,
-            fresh_id: format!("g-{}", &number[..16]),
-        }
-    }
-
-    /// Blocks.
-    fn open(self, clock: Arc<dyn Clock>, mode: store::Mode, now: ServerTime) -> Result<Opened, GatewayError> {
-        let held = state_dir::Held::take(&self.state)?;
-        let id = held.id(&self.fresh_id)?;
-        let opening = state_dir::Opening::wait(&self.store)?;
-        let store = Store::open(&self.store.join("gateway.db"), mode, id.into(), clock)?;
-        let worker = Arc::new(worker::Worker::open(&self.worker, now)?);
-        drop(opening);
-        Ok(Opened { held, store, worker })
-    }
-}
-
-/// What the loops beside the sessions begin with.
-struct Keeping {
-    grant: Grant,
-    last_notice: u64,
-    serving: Option<(Arc<Serving>, ServingFiles)>,
-}
-
-async fn open_state(
-    options: &Options,
-    clock: &Arc<dyn Clock>,
-    mode: store::Mode,
-) -> Result<Opened, GatewayError> {
-    let (directories, judge, now) = (Directories::of(options), clock.clone(), ServerTime(clock.wall_ms()));
-    blocking::run_or_unwind(move || directories.open(judge, mode, now)).await
-}
-
 async fn serve(
     hub: Arc<Hub>,
     listener: impl tls::Listener,
@@ -448,7 +300,7 @@ async fn serve(
     let (connections, incoming) = mpsc::channel(CONNECTIONS);
     let accepting = Task::spawn(tls::accept(listener, hub.tls.clone(), connections));
     let controlling = Task::spawn(controlling);
-    let housekeeping = Task::spawn(keep_house(hub.clone()));
+    let housekeeping = Task::spawn(house::keep(hub.clone()));
     let trusting = Task::spawn(trust::follow(hub.clone()));
     let listening = Task::spawn(neighbours::listen(hub.clone(), keeping.last_notice));
     let reloading = Task::spawn(async move {
@@ -499,73 +351,8 @@ async fn serve(
     drop(server);
     drop(leasing);
     // A store that others hold must not hold up the end; the lease then runs out by itself.
-    if tokio::time::timeout(STOP, leave(&hub)).await.is_err() {
+    if tokio::time::timeout(STOP, house::leave(&hub)).await.is_err() {
         tracing::warn!("the store could not be told of the gateway's stop");
     }
     result
-}
-
-/// The last writes of a gateway that stops.
-async fn leave(hub: &Hub) {
-    flush(hub).await;
-    if let Some(lease) = hub.lease()
-        && let Err(error) = hub.store.give_lease_back(lease).await
-    {
-        tracing::error!(error = %session::chain(&error), "the lease was not given back");
-    }
-}
-
-/// Sweeps expired commands, lost gateways and silent nodes, and flushes what is kept in memory.
-async fn keep_house(hub: Arc<Hub>) {
-    let mut sweep = tokio::time::interval(SWEEP);
-    let mut until_flush = FLUSH;
-    loop {
-        sweep.tick().await;
-        let store = &hub.store;
-        // Together they share a transaction.
-        let (expired, lost, silent) =
-            tokio::join!(store.expire(hub.now()), store.end_leases(), store.judge_silence());
-        match expired {
-            Ok(ended) => hub.commands_ended(&ended),
-            Err(error) => tracing::error!(error = %session::chain(&error), "the expiry sweep failed"),
-        }
-        match lost.and_then(|lost| Ok(lost || silent? > 0)) {
-            Ok(true) => hub.event_added(),
-            Ok(false) => {}
-            Err(error) => tracing::error!(error = %session::chain(&error), "the liveness sweep failed"),
-        }
-        until_flush = until_flush.saturating_sub(SWEEP);
-        if until_flush.is_zero() {
-            until_flush = FLUSH;
-            flush(&hub).await;
-            hub.sweep_waiting();
-        }
-    }
-}
-
-async fn flush(hub: &Hub) {
-    let stored = async {
-        let refused = hub.take_refused();
-        if !refused.is_empty() {
-            hub.store.count_refusals(refused).await?;
-        }
-        flush_seen(hub).await
-    };
-    if let Err(error) = stored.await {
-        tracing::error!(error = %session::chain(&error), "last-seen times were not flushed");
-    }
-}
-
-async fn flush_seen(hub: &Hub) -> Result<(), store::StoreError> {
-    let Some(lease) = hub.lease() else { return Ok(()) };
-    let now = hub.now();
-    let seen = hub.sessions().into_iter().map(|(node, live)| {
-        let credits = serde_json::to_string(&*hub::lock(&live.free_credits)).unwrap_or_default();
-        (node, live.epoch, now.minus(live.silent_for()), credits)
-    });
-    // The end of the lease is its keeper's to act on.
-    for node in hub.store.seen(lease, seen.collect()).await?.unwrap_or_default() {
-        neighbours::look_at(hub, &node).await?;
-    }
-    Ok(())
 }

@@ -103,10 +103,10 @@ impl Service {
         trust_version: u64,
     ) -> Result<Begun, Status> {
         let hub = &self.0;
-        let Checked { facts, proto, running } = checked;
+        let Checked { facts, proto } = checked;
         let lease = hub.need_lease()?;
         let (boot_id, journal_id) = (facts.boot_id.clone(), facts.journal_id.clone());
-        let incarnation = facts.incarnation.clone();
+        let (incarnation, running) = (facts.incarnation.clone(), facts.running.clone());
         let opened =
             hub.store.hello(facts, lease.clone(), caller).await.map_err(|error| self.internal(&error))?;
         if let Err(HelloRefusal::Revoked(_)) = &opened {

@@ -1,9 +1,10 @@
-//! The gateway's directories, each 0700: its own, which one process holds at a time, with its id and its control
-//! socket, and that of the store, which gateways beside each other open one after the other.
+//! Directories of gateways and workers, each 0700: one's own, which one process holds at a time, with its sockets and a
+//! gateway's id, and that of the store, which gateways beside each other open one after the other.
 
 use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::fcntl::{Flock, FlockArg, OFlag};
@@ -11,8 +12,6 @@ use tokio::net::UnixListener;
 
 use super::worker::write_whole;
 
-/// The control socket's name in the directory.
-pub const CONTROL_SOCKET: &str = "control.sock";
 /// Another gateway that opens the store is waited for so long.
 const OPENING: Duration = Duration::from_secs(10);
 /// Between two looks at it.
@@ -21,17 +20,17 @@ const TRY_AGAIN: Duration = Duration::from_millis(10);
 /// Why a directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// Another gateway has it.
-    #[error("another gateway runs on {0}; stop it, or name another directory with --state")]
+    /// Another process has it.
+    #[error("another process runs on {0}; stop it, or name another directory with --state")]
     Held(PathBuf),
     /// Not ours alone.
-    #[error("the gateway's directory {0} is open to others; close it with: chmod 700 {0}")]
+    #[error("the directory {0} is open to others; close it with: chmod 700 {0}")]
     Open(PathBuf),
     /// Another gateway is in the middle of opening it.
     #[error("another gateway has been opening the store in {0} for {wait} s; look at that one first", wait = OPENING.as_secs())]
     Opening(PathBuf),
     /// It cannot be used.
-    #[error("cannot use the gateway's directory {path}")]
+    #[error("cannot use the directory {path}")]
     Io {
         /// The directory or a file in it.
         path: PathBuf,
@@ -44,6 +43,8 @@ pub enum StateError {
 #[derive(Debug)]
 pub struct Held {
     dir: PathBuf,
+    /// Made here, and removed in the end.
+    sockets: Mutex<Vec<PathBuf>>,
     _lock: Flock<File>,
 }
 
@@ -55,7 +56,7 @@ impl Held {
     pub fn take(dir: &Path) -> Result<Self, StateError> {
         make_closed(dir)?;
         match lock(&dir.join("lock"))? {
-            Some(lock) => Ok(Self { dir: dir.to_owned(), _lock: lock }),
+            Some(lock) => Ok(Self { dir: dir.to_owned(), sockets: Mutex::default(), _lock: lock }),
             None => Err(StateError::Held(dir.to_owned())),
         }
     }
@@ -77,12 +78,12 @@ impl Held {
         }
     }
 
-    /// Listens on the control socket; what a dead gateway left there is removed, which the lock makes safe.
+    /// Listens on a socket of that name; what a dead process left there is removed, which the lock makes safe.
     ///
     /// # Errors
     /// The socket cannot be made.
-    pub fn control_socket(&self) -> std::io::Result<UnixListener> {
-        let path = self.dir.join(CONTROL_SOCKET);
+    pub fn socket(&self, name: &str) -> std::io::Result<UnixListener> {
+        let path = self.dir.join(name);
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -90,6 +91,7 @@ impl Held {
         // Nobody else can reach it before its mode is set: the directory is 0700.
         let listener = UnixListener::bind(&path)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner).push(path);
         Ok(listener)
     }
 }
@@ -127,8 +129,11 @@ fn io(path: &Path) -> impl FnOnce(std::io::Error) -> StateError {
     move |source| StateError::Io { path, source }
 }
 
-/// Makes a directory that is nobody else's, or finds that it is.
-fn make_closed(dir: &Path) -> Result<(), StateError> {
+/// Makes a directory that is nobody else's, or finds that it is. Blocks.
+///
+/// # Errors
+/// See [`StateError`].
+pub fn make_closed(dir: &Path) -> Result<(), StateError> {
     match std::fs::DirBuilder::new().mode(0o700).create(dir) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(io(dir)(error)),
         _ => {}
@@ -162,7 +167,9 @@ fn lock(path: &Path) -> Result<Option<Flock<File>>, StateError> {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(self.dir.join(CONTROL_SOCKET));
+        for socket in self.sockets.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            let _ = std::fs::remove_file(socket);
+        }
     }
 }
 

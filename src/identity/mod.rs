@@ -117,6 +117,16 @@ pub enum LoadError {
 }
 
 impl LoadError {
+    /// The system's error, where a file could not be read.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::State(error) | Self::File(FileError::State(error)) | Self::Key(KeyError::State(error)) => {
+                error.errno()
+            }
+            _ => None,
+        }
+    }
+
     /// The exit code that it stands for. All but a lack of permission are the operator's to mend before a restart
     /// can help, so a supervisor must not restart on them.
     pub fn exit(&self) -> Exit {

@@ -125,8 +125,8 @@ pub(super) fn dir(state: &Path) -> PathBuf {
 // An id has only letters, digits and `. _ : -`, begins with a letter or digit and is at most 128 bytes: a safe
 // file name. The attempt is no part of it where the command may not run twice: it has no second attempt under any
 // journal.
-pub(super) fn names_of(id: &CommandId, attempt: u32) -> [String; 2] {
-    [format!("{id}.json"), format!("{id}~{attempt}.json")]
+fn name_of(id: &CommandId, attempt: Option<u32>) -> String {
+    attempt.map_or_else(|| format!("{id}.json"), |attempt| format!("{id}~{attempt}.json"))
 }
 
 impl Record {
@@ -155,8 +155,7 @@ impl Record {
 
     /// Its file's name, in the directory of the records and in that of the outcomes.
     pub(super) fn name(&self) -> String {
-        let [once, attempt] = names_of(&self.id, self.attempt);
-        if self.retry_safe { attempt } else { once }
+        name_of(&self.id, self.retry_safe.then_some(self.attempt))
     }
 
     /// Creates the record and makes it durable. Blocks.
@@ -332,8 +331,9 @@ pub(super) fn read_file(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> 
 /// Removes the records of a command up to this attempt, if there are any, and what its supervisor wrote.
 pub(super) fn remove(state: &Path, id: &CommandId, attempt: u32) -> io::Result<()> {
     for dir in [super::ended::dir(state), dir(state)] {
-        for name in names_of(id, attempt) {
-            match std::fs::remove_file(dir.join(name)) {
+        // An attempt is an execution, of which a command has few.
+        for attempt in std::iter::once(None).chain((1..=attempt).map(Some)) {
+            match std::fs::remove_file(dir.join(name_of(id, attempt))) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }

@@ -39,7 +39,7 @@ pub(super) trait Disk: std::fmt::Debug {
     /// Whether a regular file of ours is there; anything else in its place is refused.
     fn exists(&self, path: &Path) -> Result<bool, OpenError>;
 
-    /// Makes an empty file, for us alone, where none is. Its entry is not durable before the directory is synced.
+    /// Makes an empty file, for us alone, where none is. Not durable before it and the directory are synced.
     fn create(&self, path: &Path) -> io::Result<()>;
 
     /// Renames a file. Not durable before the directory is synced.
@@ -54,8 +54,11 @@ pub(super) trait Disk: std::fmt::Debug {
     /// Makes the entries of a directory durable.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
 
-    /// Appends zeros up to `bytes`, and syncs.
+    /// Appends zeros up to `bytes`.
     fn grow(&self, path: &Path, bytes: u64) -> io::Result<()>;
+
+    /// Makes a file's content and length durable.
+    fn sync(&self, path: &Path) -> io::Result<()>;
 }
 
 /// The kernel's file system.
@@ -80,7 +83,7 @@ impl Disk for Kernel {
             .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
             .open(path)
-            .and_then(|file| file.sync_all())
+            .map(drop)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -111,6 +114,14 @@ impl Disk for Kernel {
             io::Write::write_all(&mut &file, &zeros[..piece])?;
             left -= piece as u64;
         }
-        file.sync_all()
+        Ok(())
+    }
+
+    fn sync(&self, path: &Path) -> io::Result<()> {
+        OpenOptions::new()
+            .append(true)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+            .open(path)?
+            .sync_all()
     }
 }

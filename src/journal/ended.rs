@@ -115,14 +115,23 @@ fn seal_of(text: &[u8]) -> String {
     format!("{}\n", Digest::of(text).hex())
 }
 
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
+    options
+}
+
 fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-        .open(path)
+    options().create(true).truncate(false).open(path)
+}
+
+/// Room for an outcome that was set aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Room {
+    /// By this call: whoever made it gives it back.
+    Made,
+    /// By another one, which may have its program running: it is not this one's to give back.
+    Found,
 }
 
 impl Ended {
@@ -139,27 +148,50 @@ impl Ended {
     ///
     /// # Errors
     /// See [`ReserveError`]; the program must not start now.
-    pub fn reserve(state: &Path, begun: &Record, output: usize) -> Result<(), ReserveError> {
+    pub fn reserve(state: &Path, begun: &Record, output: usize) -> Result<Room, ReserveError> {
         let path = dir(state).join(begun.name());
         let bytes = Self::most_bytes(begun, output);
         let reserve = || {
-            write_fault::check(Point::OutcomeReserve, &path)?;
-            if !matches!(Told::at(&path)?, None | Some(Told::Nothing)) {
-                return Ok(false);
-            }
-            let file = open(&path)?;
-            let allocated = files::allocate(&file, bytes).and_then(|()| file.sync_all());
-            if allocated.is_err() {
+            let (file, room) = match options().create_new(true).open(&path) {
+                Ok(file) => (file, Room::Made),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match Told::at(&path)? {
+                    Some(Told::Nothing) => (open(&path)?, Room::Found),
+                    Some(_) => return Ok(None),
+                    // Given back in this moment.
+                    None => return Err(error),
+                },
+                Err(error) => return Err(error),
+            };
+            let allocated = write_fault::check(Point::OutcomeReserve, &path)
+                .and_then(|()| files::allocate(&file, bytes))
+                .and_then(|()| file.sync_all());
+            if allocated.is_err() && room == Room::Made {
                 // A part of the room is of no use, and others may need it.
                 let _ = std::fs::remove_file(&path);
             }
-            allocated.map(|()| true)
+            allocated.map(|()| Some(room))
         };
         match reserve() {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(ReserveError::Ended { path }),
+            Ok(Some(room)) => Ok(room),
+            Ok(None) => Err(ReserveError::Ended { path }),
             Err(source) => Err(ReserveError::Io { bytes, path, source }),
         }
+    }
+
+    /// Gives back what was reserved for programs that have no begun record, since their supervisors died before it was
+    /// made. Only while no supervisor is about to make one. How many there were. Blocks.
+    ///
+    /// # Errors
+    /// The records cannot be read.
+    pub fn give_back_unbegun(state: &Path) -> io::Result<usize> {
+        let mut given = 0;
+        for path in unbegun(state)? {
+            if matches!(Told::at(&path), Ok(Some(Told::Nothing))) {
+                std::fs::remove_file(&path)?;
+                given += 1;
+            }
+        }
+        Ok(given)
     }
 
     /// Gives back what was reserved for a program that did not start, or whose supervisor is gone without a word. Blocks.
@@ -219,6 +251,19 @@ impl Ended {
 
 /// The begun records that stand within outcome records and nowhere else.
 pub(super) fn without_begun(state: &Path) -> io::Result<Vec<Record>> {
+    let mut found = Vec::new();
+    for path in unbegun(state)? {
+        if let Some(Told::Whole(ended)) = Told::at(&path)?
+            && path.file_name().is_some_and(|name| *name == *ended.begun.name())
+        {
+            found.push(ended.begun);
+        }
+    }
+    Ok(found)
+}
+
+/// The files of the directory that have no begun record beside them.
+fn unbegun(state: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match std::fs::read_dir(dir(state)) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -226,15 +271,11 @@ pub(super) fn without_begun(state: &Path) -> io::Result<Vec<Record>> {
     };
     let mut found = Vec::new();
     for entry in entries {
-        let path = entry?.path();
-        let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-        if super::begun::dir(state).join(name).symlink_metadata().is_ok() {
-            continue;
-        }
-        if let Some(Told::Whole(ended)) = Told::at(&path)?
-            && ended.begun.name() == name
-        {
-            found.push(ended.begun);
+        let entry = entry?;
+        match super::begun::dir(state).join(entry.file_name()).symlink_metadata() {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => found.push(entry.path()),
+            Err(error) => return Err(error),
         }
     }
     Ok(found)
@@ -343,8 +384,13 @@ mod tests {
         );
         assert!(!file(&state).exists());
         drop(fault);
-        Ended::reserve(state.path(), &begun(), 10).expect("room");
-        Ended::reserve(state.path(), &begun(), 10).expect("that of a try before");
+        assert_eq!(Ended::reserve(state.path(), &begun(), 10).expect("room"), Room::Made);
+        let before = Ended::reserve(state.path(), &begun(), 10).expect("that of a try before");
+        assert_eq!(before, Room::Found);
+        let fault = write_fault::arm(state.path(), Point::OutcomeReserve, 28);
+        Ended::reserve(state.path(), &begun(), 10).expect_err("a fault");
+        assert!(file(&state).exists(), "a try that fails takes no other's room");
+        drop(fault);
         Ended::give_back(state.path(), &begun());
         assert!(!file(&state).exists(), "given back");
 
@@ -358,5 +404,27 @@ mod tests {
             Some(ended.outcome),
             "an outcome stays"
         );
+    }
+
+    #[test]
+    fn room_without_a_begun_record_is_given_back_and_nothing_else_is() {
+        let state = state();
+        let beside = state.path().join("begun");
+        std::fs::create_dir(&beside).expect("a directory");
+        let named = |id: &str| Record { id: CommandId::new(id).expect("an id"), ..begun() };
+        for id in ["c-lost", "c-begun"] {
+            Ended::reserve(state.path(), &named(id), 10).expect("room");
+        }
+        std::fs::write(beside.join("c-begun.json"), "{}").expect("a record");
+        let ended = Ended { begun: named("c-ended"), ..ended(Vec::new()) };
+        ended.write(state.path()).expect("written");
+        assert_eq!(Ended::give_back_unbegun(state.path()).expect("read"), 1);
+        let mut left: Vec<_> = std::fs::read_dir(dir(state.path()))
+            .expect("a directory")
+            .map(|entry| entry.expect("an entry").file_name())
+            .collect();
+        left.sort();
+        assert_eq!(left, ["c-begun.json", "c-ended.json"]);
+        assert_eq!(Ended::give_back_unbegun(state.path()).expect("read"), 0);
     }
 }

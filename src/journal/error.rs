@@ -118,6 +118,14 @@ pub enum OpenError {
         /// The kernel's word.
         source: io::Error,
     },
+    /// A sync failed: what was written before it may be lost, whatever a later one says.
+    #[error("cannot sync {path}")]
+    Sync {
+        /// The file or directory.
+        path: PathBuf,
+        /// The kernel's word.
+        source: io::Error,
+    },
     /// SQLite refused.
     #[error("cannot open the journal {path}")]
     Sqlite {
@@ -149,20 +157,25 @@ impl OpenError {
         }
     }
 
-    /// What a mended disk would end; the file is to be left alone until then, and opened again.
-    pub fn hindrance(&self) -> Option<Trouble> {
-        let (why, source): (_, &dyn std::error::Error) = match self {
-            Self::Io { source, .. } => (trouble::hindrance(Errno::from_raw(source.raw_os_error()?))?, source),
-            Self::Sqlite { source, .. } => match source.sqlite_error_code()? {
-                ErrorCode::DiskFull
-                | ErrorCode::ReadOnly
-                | ErrorCode::SystemIoFailure
-                | ErrorCode::CannotOpen => (WriteError::of(source, None).why, source),
-                _ => return None,
-            },
-            _ => return None,
-        };
-        Some(Trouble { why, detail: format!("{self}: {source}") })
+    /// What a disk is to blame for; the file is to be left alone until it is mended. Absent for anything else.
+    pub fn hindrance(&self) -> Option<Hindrance> {
+        let trouble =
+            |why, source: &dyn std::error::Error| Trouble { why, detail: format!("{self}: {source}") };
+        match self {
+            Self::Io { source, .. } => {
+                let why = trouble::hindrance(Errno::from_raw(source.raw_os_error()?))?;
+                Some(Hindrance::Passing(trouble(why, source)))
+            }
+            Self::Sync { source, .. } => {
+                let why = trouble::why(source.raw_os_error().map_or(Errno::EIO, Errno::from_raw));
+                Some(Hindrance::FailedSync(trouble(why, source)))
+            }
+            Self::Sqlite { source, .. } => {
+                let WriteError { why, cause, .. } = WriteError::of(source, None);
+                cause.hindrance(trouble(why, source))
+            }
+            _ => None,
+        }
     }
 
     /// How a subcommand that meets it ends.
@@ -175,7 +188,55 @@ impl OpenError {
             | Self::NotAJournal { .. }
             | Self::NotEmpty { .. } => Exit::ForeignState,
             Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => Exit::Permission,
-            Self::Setting { .. } | Self::Io { .. } | Self::Sqlite { .. } => Exit::CannotWrite,
+            Self::Setting { .. } | Self::Io { .. } | Self::Sync { .. } | Self::Sqlite { .. } => {
+                Exit::CannotWrite
+            }
+        }
+    }
+}
+
+/// What a disk does to a journal that is to be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Hindrance {
+    /// It passes when the disk is mended: this process may try again.
+    Passing(Trouble),
+    /// A sync failed. Pages that never reached the disk may be called clean by now, so that this process would read
+    /// them, sync them in vain and believe it: it must not open the journal again.
+    FailedSync(Trouble),
+}
+
+/// What a write that did not happen is due to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// A disk that is full, read-only or broken.
+    Disk,
+    /// A sync that failed.
+    FailedSync,
+    /// The operation or what it met in the file: no mended disk changes it.
+    Other,
+}
+
+impl Cause {
+    fn of(error: &rusqlite::Error) -> Self {
+        if is_failed_sync(error) {
+            return Self::FailedSync;
+        }
+        match error.sqlite_error_code() {
+            Some(
+                ErrorCode::DiskFull
+                | ErrorCode::ReadOnly
+                | ErrorCode::SystemIoFailure
+                | ErrorCode::CannotOpen,
+            ) => Self::Disk,
+            _ => Self::Other,
+        }
+    }
+
+    fn hindrance(self, trouble: Trouble) -> Option<Hindrance> {
+        match self {
+            Self::Disk => Some(Hindrance::Passing(trouble)),
+            Self::FailedSync => Some(Hindrance::FailedSync(trouble)),
+            Self::Other => None,
         }
     }
 }
@@ -186,6 +247,8 @@ impl OpenError {
 pub struct WriteError {
     /// `disk`, `read-only`, `io-error` or `stopping`.
     pub why: Reason,
+    /// What it is due to.
+    pub cause: Cause,
     /// SQLite's or the kernel's words.
     pub detail: String,
 }
@@ -206,19 +269,41 @@ impl WriteError {
             Some(errno) => format!("{error}: {}", errno.desc()),
             None => error.to_string(),
         };
-        Self { why, detail }
+        Self { why, cause: Cause::of(error), detail }
+    }
+
+    /// Of a file beside the database that cannot be read.
+    pub(super) fn of_file(error: &io::Error) -> Self {
+        let errno = error.raw_os_error().map(Errno::from_raw);
+        let why = errno.and_then(trouble::hindrance);
+        let cause = why.map_or(Cause::Other, |_| Cause::Disk);
+        Self { why: why.unwrap_or(Reason::IoError), cause, detail: error.to_string() }
+    }
+
+    fn other(why: Reason, detail: impl Into<String>) -> Self {
+        Self { why, cause: Cause::Other, detail: detail.into() }
     }
 
     pub(super) fn stopping() -> Self {
-        Self { why: Reason::Stopping, detail: "the journal is closed".into() }
+        Self::other(Reason::Stopping, "the journal is closed")
     }
 
     pub(super) fn writer_gone() -> Self {
-        Self { why: Reason::IoError, detail: "the journal's writer has ended".into() }
+        Self::other(Reason::IoError, "the journal's writer has ended")
+    }
+
+    pub(super) fn no_thread(error: &io::Error) -> Self {
+        Self::other(Reason::IoError, format!("the writer's thread cannot be started: {error}"))
     }
 
     pub(super) fn ended(failed: Failed) -> Self {
-        Self { why: Reason::IoError, detail: failed.detail().into() }
+        let cause = if failed == Failed::Sync { Cause::FailedSync } else { Cause::Other };
+        Self { why: Reason::IoError, cause, detail: failed.detail().into() }
+    }
+
+    /// What a disk is to blame for; absent for anything else.
+    pub fn hindrance(&self) -> Option<Hindrance> {
+        self.cause.hindrance(Trouble { why: self.why, detail: self.to_string() })
     }
 }
 

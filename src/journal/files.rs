@@ -14,12 +14,20 @@ use crate::failpoint;
 
 /// What a corrupt journal is called; the time in seconds follows.
 const ASIDE: &str = "journal.db.corrupt-";
+/// Behind the name of a moved-aside journal: an empty file that stands until an event has told of the move, whatever
+/// crashes there are in between.
+const UNTOLD: &str = ".untold";
 /// Moved-aside files kept; older ones are removed.
 const KEPT: usize = 3;
 
 fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
     let path = path.to_owned();
     move |source| OpenError::Io { action, path, source }
+}
+
+fn not_synced(path: &Path) -> impl FnOnce(io::Error) -> OpenError {
+    let path = path.to_owned();
+    move |source| OpenError::Sync { path, source }
 }
 
 /// Makes the state directory where it is missing, checks that it is ours alone, and gives its canonical path.
@@ -37,8 +45,8 @@ fn private_dir(path: &Path) -> Result<(), OpenError> {
     match DirBuilder::new().mode(0o700).create(path) {
         // SQLite syncs no directory above its file, so a new one could vanish with everything in it.
         Ok(()) => match path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-            Some(parent) => sync_dir(parent).map_err(io_error("sync", parent))?,
-            None => sync_dir(Path::new(".")).map_err(io_error("sync", Path::new(".")))?,
+            Some(parent) => sync_dir(parent).map_err(not_synced(parent))?,
+            None => sync_dir(Path::new(".")).map_err(not_synced(Path::new(".")))?,
         },
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(io_error("make the directory", path)(error)),
@@ -103,11 +111,12 @@ pub(super) fn prepare(disk: &dyn Disk, state: &Path, db: &Path, unix_s: i64) -> 
             None => state.join(format!("journal.db-wal.stray-{unix_s}")),
         };
         disk.rename(&wal, &stray).map_err(io_error("move aside", &wal))?;
-        disk.sync_dir(state).map_err(io_error("sync", state))?;
+        disk.sync_dir(state).map_err(not_synced(state))?;
         tracing::warn!(kept = %stray.display(), "a write-ahead log without its journal was moved aside");
     }
     disk.create(db).map_err(io_error("create", db))?;
-    disk.sync_dir(state).map_err(io_error("sync", state))
+    disk.sync(db).map_err(not_synced(db))?;
+    disk.sync_dir(state).map_err(not_synced(state))
 }
 
 /// Moves a database that SQLite cannot read aside, with its log. Nothing is deleted but the oldest of more than three.
@@ -122,17 +131,48 @@ pub(super) fn move_aside(
     let at = kept.first().map_or(unix_s, |(last, _)| unix_s.max(last + 1));
     let aside = state.join(format!("{ASIDE}{at}"));
     let wal = wal_of(db);
+    match disk.create(&untold_of(&aside)) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(io_error("note the move to", &aside)(error));
+        }
+        _ => disk.sync_dir(state).map_err(not_synced(state))?,
+    }
     // The database first. A crash between the two leaves a log alone, which `prepare` lays beside its database; the
     // other way round it would leave a database without its log, perhaps one that opens and has forgotten commands.
     disk.rename(db, &aside).map_err(io_error("move aside", db))?;
-    disk.sync_dir(state).map_err(io_error("sync", state))?;
+    disk.sync_dir(state).map_err(not_synced(state))?;
     failpoint::hit(failpoint::JOURNAL_HALF_ASIDE);
     if disk.exists(&wal)? {
         disk.rename(&wal, &wal_of(&aside)).map_err(io_error("move aside", &wal))?;
-        disk.sync_dir(state).map_err(io_error("sync", state))?;
+        disk.sync_dir(state).map_err(not_synced(state))?;
     }
     forget_oldest(disk, state).map_err(io_error("tidy", state))?;
     Ok(aside)
+}
+
+fn untold_of(aside: &Path) -> PathBuf {
+    let mut name = aside.as_os_str().to_owned();
+    name.push(UNTOLD);
+    name.into()
+}
+
+/// The name of the journal that was moved aside last, where no event has told of it. `told` says that the journal in its
+/// place has told of its start, and so of the move.
+pub(super) fn untold(disk: &dyn Disk, state: &Path, told: bool) -> Result<Option<String>, OpenError> {
+    let names = disk.names(state).map_err(io_error("list", state))?;
+    let mut moved = Vec::new();
+    for mark in names.iter().filter(|name| name.starts_with(ASIDE)) {
+        let Some(aside) = mark.strip_suffix(UNTOLD) else { continue };
+        if told {
+            let mark = state.join(mark);
+            disk.remove(&mark).map_err(io_error("remove", &mark))?;
+        } else if names.iter().any(|name| name == aside) {
+            // Else the move never began.
+            moved.push(aside.to_owned());
+        }
+    }
+    // Numbers of seconds, of one length for centuries to come.
+    Ok(moved.into_iter().max())
 }
 
 /// The database that was moved aside last, where its log is not beside it.
@@ -150,7 +190,7 @@ pub(super) fn remove_rowless(state: &Path, db: &Path) -> Result<(), OpenError> {
         std::fs::remove_file(&wal).map_err(io_error("remove", &wal))?;
     }
     std::fs::remove_file(db).map_err(io_error("remove", db))?;
-    sync_dir(state).map_err(io_error("sync", state))
+    sync_dir(state).map_err(not_synced(state))
 }
 
 /// Each log before its database: a database that is left by a crash in between is found again the next time.
@@ -179,7 +219,8 @@ fn kept_aside(disk: &dyn Disk, state: &Path) -> io::Result<Vec<(i64, PathBuf)>> 
 /// system a sync. SQLite takes zeros behind its last frame for the end of the log, and writes over them.
 pub(super) fn grow_wal(disk: &dyn Disk, db: &Path, bytes: u64) -> Result<(), OpenError> {
     let wal = wal_of(db);
-    disk.grow(&wal, bytes).map_err(io_error("grow", &wal))
+    disk.grow(&wal, bytes).map_err(io_error("grow", &wal))?;
+    disk.sync(&wal).map_err(not_synced(&wal))
 }
 
 /// Has the file system set `bytes` aside for a file from its beginning: a file with a hole would only look like it.

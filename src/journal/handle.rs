@@ -21,9 +21,7 @@ use super::writer::Queue;
 use super::{AckOf, Admission, EventPage, Mode, Unacked, Vitals, ops};
 use crate::admission::Context;
 use crate::failpoint;
-use crate::model::{
-    Command, CommandId, Digest, Done, EventType, JournalId, NewEvent, Outcome, Reason, ServerTime,
-};
+use crate::model::{Command, CommandId, Digest, Done, EventType, JournalId, NewEvent, Outcome, ServerTime};
 use crate::wire::dsse::Verified;
 
 /// The writer's handle. When the last clone is dropped without [`Journal::close`], the writer ends as in a crash: what
@@ -54,10 +52,9 @@ impl Journal {
         let shared = Arc::clone(&core.shared);
         let writer = match mode {
             Mode::Inline => Writer::Inline(Mutex::new(Some((Box::new(core), Lazy::default())))),
-            Mode::Thread => Writer::Thread(Queue::start(core).map_err(|error| WriteError {
-                why: Reason::IoError,
-                detail: format!("the writer's thread cannot be started: {error}"),
-            })?),
+            Mode::Thread => {
+                Writer::Thread(Queue::start(core).map_err(|error| WriteError::no_thread(&error))?)
+            }
         };
         Ok(Self { shared, writer: Arc::new(writer) })
     }

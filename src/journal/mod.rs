@@ -43,8 +43,8 @@ use std::path::PathBuf;
 
 pub use begun::{Begun, BegunError};
 pub use durable::Durable;
-pub use ended::{Ended, ReserveError};
-pub use error::{OpenError, WriteError};
+pub use ended::{Ended, ReserveError, Room as OutcomeRoom};
+pub use error::{Cause, Hindrance, OpenError, WriteError};
 pub use events::{EventLimits, PendingEvents};
 pub use faults::{At, Faults};
 pub use handle::Journal;

@@ -38,7 +38,7 @@ pub struct Locked {
     faults: Faults,
     clock: Arc<dyn Clock>,
     event_limits: EventLimits,
-    /// Name of the corrupt file that this journal replaces.
+    /// Name of the corrupt file that this journal replaces, until it has told so.
     moved_aside: Option<String>,
     limits: Limits,
     open: Option<Identity>,
@@ -116,18 +116,19 @@ impl Locked {
             tracing::warn!("the disk is full: the reserve was given back, so that the journal can be opened");
             first = establish(ground, &options, &db, &new_id, birth);
         }
-        let mut moved_aside = None;
         let conn = match first {
             Err(OpenError::Sqlite { source, .. }) if is_corrupt(&source) => {
                 let aside = files::move_aside(ground.disk, &state, &db, unix_s())?;
                 tracing::error!(error = %source, kept = %aside.display(), "the journal is corrupt and was moved aside");
-                moved_aside = aside.file_name().map(|name| name.to_string_lossy().into_owned());
                 files::prepare(ground.disk, &state, &db, unix_s())?;
                 establish(ground, &options, &db, &new_id, birth)?
             }
             other => other?,
         };
         let head = schema::head(&conn).map_err(|source| OpenError::Sqlite { path: db.clone(), source })?;
+        let sqlite = |source| OpenError::Sqlite { path: db.clone(), source };
+        let told = EventCounts::read(&conn, EventLimits::default()).map_err(sqlite)?.last() > 0;
+        let moved_aside = files::untold(ground.disk, &state, told)?;
         // A file in memory has no other name to be found by.
         let open = match ground.disk.vfs() {
             None => Some(Identity::of(&db).map_err(|source| OpenError::Io {
@@ -229,17 +230,23 @@ impl Locked {
         let (mode, node) = (self.options.mode, self.options.node_id.clone());
         let moved_aside = self.moved_aside.clone();
         let mut core = self.into_core().map_err(|error| WriteError::of(&error, None))?;
-        let records = begun::read_all(&core.state, node.as_str())
-            .map_err(|error| WriteError { why: crate::model::Reason::IoError, detail: error.to_string() })?;
+        let records =
+            begun::read_all(&core.state, node.as_str()).map_err(|error| WriteError::of_file(&error))?;
         records.tell(&core.state);
         let Settled { mut recovered, reattached } = core.run_one(|core| {
-            if let Some(kept) = moved_aside {
+            if let Some(kept) = &moved_aside {
                 events::add(core, NewEvent::new(EventType::JournalMovedAside, json!({ "kept": kept })))?;
             }
             let settled = settle(core, &records.whole, signed, left)?;
             events::add(core, started(core, &settled.recovered))?;
             Ok(settled)
         })?;
+        // Should its mark stay, the next opening takes it away.
+        if moved_aside.is_some()
+            && let Err(error) = files::untold(KERNEL.disk, &core.state, true)
+        {
+            tracing::debug!(%error, "the mark of a move that was told stays for now");
+        }
         recovered.foreign = records.foreign.len();
         recovered.reattached = reattached.into_iter().map(Durable::after_sync).collect();
         core.left.clone_from(&recovered.waiting);
@@ -310,10 +317,11 @@ fn establish(
         return Err(sqlite(rusqlite::Error::SqliteFailure(corrupt, Some(damage))));
     }
     settings::apply(ground.settings, &conn, db)?;
-    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false).map_err(sqlite)?;
     schema::migrate(&mut conn, version, &options.node_id, new_id, birth).map_err(sqlite)?;
     // After the first read or write: SQLite makes the log no earlier.
     files::grow_wal(ground.disk, db, options.wal_bytes)?;
+    // Last: closing a journal whose sync has failed must carry nothing anywhere.
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false).map_err(sqlite)?;
     Ok(conn)
 }
 

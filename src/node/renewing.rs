@@ -105,7 +105,8 @@ impl Renewing {
             if why == Why::Doubt {
                 doubt = Doubt { asked: Some(self.working.clock().boot()), ..doubt };
             }
-            match self.attempt(why).await {
+            // On the heap while it lasts: a node that waits for weeks is to be small.
+            match Box::pin(self.attempt(why)).await {
                 Ok(got) => {
                     retries = Retries::default();
                     // The session takes it from the disk; until then nothing is due again.

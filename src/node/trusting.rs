@@ -37,9 +37,10 @@ impl Trusting {
     /// Runs for ever.
     pub(super) async fn run(mut self) {
         while let Some(notice) = self.notices.recv().await {
+            // On the heap while it lasts, as it is rare.
             match notice {
-                Notice::TrustBundle(envelope) => self.bundle(envelope).await,
-                Notice::Revocation(envelope) => self.revocation(envelope).await,
+                Notice::TrustBundle(envelope) => Box::pin(self.bundle(envelope)).await,
+                Notice::Revocation(envelope) => Box::pin(self.revocation(envelope)).await,
             }
         }
         // The session has ended, and with it the node.

@@ -3,11 +3,14 @@
 //!
 //! There is no session meanwhile. A Hello names the journal, and one that named another would have the control plane
 //! end what is in flight as lost (docs/decisions/0025-a-start-waits-for-its-disk.md).
+//!
+//! A sync that fails is not waited out: this process opens the journal no more. It ends, once a boot, and stays without a
+//! journal after that (docs/decisions/0071-a-failed-sync-at-a-start-ends-the-process.md).
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -19,13 +22,13 @@ use super::{BuildError, Node, Options, bind_status_socket};
 use crate::blocking;
 use crate::clock::Clock;
 use crate::identity::Identity;
-use crate::journal::Trouble;
+use crate::journal::{Hindrance, Trouble};
 use crate::model::Incarnation;
 use crate::session::SessionStatus;
 use crate::status::report::{self, Certificate, Report};
 use crate::status::socket::{Question, Socket};
 use crate::systemd::Notifier;
-use crate::upkeep::Conditions;
+use crate::upkeep::{Conditions, failed_sync};
 
 /// Between two tries: each reads the whole journal.
 const FIRST: Duration = Duration::from_secs(1);
@@ -45,27 +48,28 @@ pub async fn build(
         _ = stop.wait_for(|stop| *stop) => return Ok(None),
         built = attempt(&mut options) => built,
     };
-    let (error, trouble) = match first {
+    let mut held = match first {
         Ok(node) => return Ok(Some(node)),
-        Err(error) => hindrance(error)?,
+        Err(error) => Held::by(error, &options).await?,
     };
-    let waiting = Waiting::new(&mut options)?;
-    waiting.look(&error, trouble);
+    let waiting = Waiting::new(&mut options);
+    waiting.learn().await?;
+    waiting.look(&held);
     let socket = bind_status_socket(options.run_dir.as_deref());
     let tries = async {
         let mut pause = FIRST;
-        loop {
+        while !held.for_good {
             waiting.next_try(pause);
             tokio::time::sleep(pause).await;
             pause = LONGEST.min(pause * 2);
-            match attempt(&mut options).await {
+            held = match attempt(&mut options).await {
                 Ok(node) => return Ok(Some(node)),
-                Err(error) => {
-                    let (error, trouble) = hindrance(error)?;
-                    waiting.look(&error, trouble);
-                }
-            }
+                Err(error) => Held::by(error, &options).await?,
+            };
+            waiting.learn().await?;
+            waiting.look(&held);
         }
+        std::future::pending().await
     };
     tokio::select! {
         biased;
@@ -81,11 +85,39 @@ async fn attempt(options: &mut Options) -> Result<Node, BuildError> {
     blocking::run_or_unwind(move || Node::build(once)).await
 }
 
-/// An error that the disk is to blame for, with the condition that it makes; any other is the end.
-fn hindrance(error: BuildError) -> Result<(BuildError, Trouble), BuildError> {
-    match error.hindrance() {
-        Some(trouble) => Ok((error, trouble)),
-        None => Err(error),
+/// A start that the disk holds up.
+struct Held {
+    error: BuildError,
+    /// The condition that it makes.
+    trouble: Trouble,
+    /// This process tries no more.
+    for_good: bool,
+}
+
+impl Held {
+    /// # Errors
+    /// The disk is not to blame; or a sync has failed, and this process is to end.
+    async fn by(error: BuildError, options: &Options) -> Result<Self, BuildError> {
+        match error.hindrance() {
+            None => Err(error),
+            Some(Hindrance::Passing(trouble)) => Ok(Self { error, trouble, for_good: false }),
+            Some(Hindrance::FailedSync(trouble)) => {
+                if failed_sync::exits(options.run_dir.clone(), options.boot_id.clone()).await {
+                    return Err(error);
+                }
+                Ok(Self { error, trouble, for_good: true })
+            }
+        }
+    }
+
+    /// For people.
+    fn why(&self) -> String {
+        let Trouble { why, detail } = &self.trouble;
+        if self.for_good {
+            format!("a sync failed again in this boot ({why}), so that only a new process may try: {detail}")
+        } else {
+            format!("waiting for its disk ({why}): {detail}")
+        }
     }
 }
 
@@ -99,7 +131,8 @@ struct Waiting {
 
 /// What questions are answered from.
 struct Shared {
-    identity: Identity,
+    /// Absent while the disk does not give it.
+    identity: OnceLock<Identity>,
     incarnation: Incarnation,
     clock: Arc<dyn Clock>,
     conditions: Conditions,
@@ -108,30 +141,53 @@ struct Shared {
 }
 
 impl Waiting {
-    fn new(options: &mut Options) -> Result<Self, BuildError> {
+    fn new(options: &mut Options) -> Self {
         let (why, told) = watch::channel(String::new());
         let shared = Shared {
-            identity: Identity::load(&options.state)?,
+            identity: OnceLock::new(),
             incarnation: Incarnation::random(&mut options.rng),
             clock: Arc::clone(&options.clock),
             conditions: Conditions::new(Arc::clone(&options.clock)),
             session: watch::Sender::new(SessionStatus::new(options.clock.boot())),
             why: told,
         };
-        Ok(Self {
+        Self {
             state: options.state.clone(),
             notifier: Arc::clone(&options.notifier),
             shared: Arc::new(shared),
             why,
-        })
+        }
+    }
+
+    /// Whose daemon it is, as soon as the disk tells.
+    ///
+    /// # Errors
+    /// The disk is not what hinders it.
+    async fn learn(&self) -> Result<(), BuildError> {
+        if self.shared.identity.get().is_some() {
+            return Ok(());
+        }
+        let state = self.state.clone();
+        match blocking::run_or_unwind(move || Identity::load(&state)).await.map_err(BuildError::from) {
+            Ok(identity) => {
+                self.shared.identity.get_or_init(|| identity);
+                Ok(())
+            }
+            Err(error) => error.hindrance().map(drop).ok_or(error),
+        }
     }
 
     /// A try has failed.
-    fn look(&self, error: &BuildError, trouble: Trouble) {
-        let chain: &dyn std::error::Error = error;
-        tracing::error!(error = chain, state = %self.state.display(), "the daemon cannot start yet; it waits for its disk");
-        self.shared.conditions.observe([(trouble.why, trouble.detail.clone())]);
-        self.why.send_replace(format!("waiting for its disk ({}): {}", trouble.why, trouble.detail));
+    fn look(&self, held: &Held) {
+        let (chain, state): (&dyn std::error::Error, _) = (&held.error, self.state.display());
+        if held.for_good {
+            tracing::error!(error = chain, %state, "a sync failed again in this boot: the daemon stays without its journal until it is restarted");
+            self.shared.session.send_modify(|session| session.until_boot_ms = None);
+        } else {
+            tracing::error!(error = chain, %state, "the daemon cannot start yet; it waits for its disk");
+        }
+        self.shared.conditions.observe([(held.trouble.why, held.trouble.detail.clone())]);
+        self.why.send_replace(held.why());
     }
 
     fn next_try(&self, pause: Duration) {
@@ -158,7 +214,13 @@ impl Waiting {
 impl Shared {
     fn answer(&self, question: &Question) -> Vec<u8> {
         let document = match question {
-            Question::Status => serde_json::to_vec(&self.report()),
+            Question::Status => match self.identity.get() {
+                Some(identity) => serde_json::to_vec(&self.report(identity)),
+                None => serde_json::to_vec(&serde_json::json!({
+                    "error": *self.why.borrow(),
+                    "conditions": self.conditions.all(),
+                })),
+            },
             Question::Journal | Question::Export(_) | Question::Check => {
                 serde_json::to_vec(&serde_json::json!({ "error": *self.why.borrow() }))
             }
@@ -167,7 +229,7 @@ impl Shared {
         document.unwrap_or_default()
     }
 
-    fn report(&self) -> Report {
+    fn report(&self, identity: &Identity) -> Report {
         Report {
             schema: report::SCHEMA,
             version: env!("CARGO_PKG_VERSION").into(),
@@ -175,12 +237,12 @@ impl Shared {
             incarnation: self.incarnation.clone(),
             boot_ms: u64::try_from(self.clock.boot().as_millis()).unwrap_or(u64::MAX),
             server_time: None,
-            node: report::Node::of(&self.identity),
+            node: report::Node::of(identity),
             session: self.session.borrow().clone(),
             lanes: BTreeMap::new(),
             running: Vec::new(),
             journal: None,
-            certificate: Certificate::at(self.identity.leaf.validity, None),
+            certificate: Certificate::at(identity.leaf.validity, None),
             conditions: self.conditions.all(),
         }
     }

@@ -22,6 +22,7 @@ use super::strikes::strike_agents;
 use super::{Options, SimError, seed};
 use crate::clock::Clock;
 use crate::gateway::control::{ClientError, Request, Response};
+use crate::gateway::worker::Draft;
 use crate::model::{CommandId, NodeId};
 
 /// Pause before a command is handed over again to gateways that are down.
@@ -150,7 +151,7 @@ impl Drive<'_> {
         // What could not be handed over while the gateways were down comes at once when one is back.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
         let mut driven = Driven::default();
-        let mut asking = FuturesUnordered::<LocalBoxFuture<'_, (Planned, Result<bool, String>)>>::new();
+        let mut asking = FuturesUnordered::<LocalBoxFuture<'_, Result<Handed, String>>>::new();
         let mut cancelling = FuturesUnordered::<LocalBoxFuture<'_, ()>>::new();
         let end = start + duration;
         loop {
@@ -160,44 +161,44 @@ impl Drive<'_> {
             }
             tokio::select! {
                 biased;
-                Some((planned, answer)) = asking.next() => {
-                    if let Class::Cancelled(after) = planned.class {
-                        cancelling.push(Box::pin(self.cancel(planned.id.clone(), after, end)));
+                Some(asked) = asking.next() => match asked {
+                    Ok(handed) => {
+                        let Planned { id, agent, class, .. } = &handed.planned;
+                        if let Class::Cancelled(after) = *class {
+                            cancelling.push(Box::pin(self.cancel(&self.nodes[*agent], id.clone(), after, end)));
+                        }
+                        self.counts.command();
+                        driven.handed.insert(id.clone(), handed);
                     }
-                    self.note(&mut driven, planned, answer);
-                }
+                    Err(why) => driven.troubles.push(why),
+                },
                 Some(()) = cancelling.next() => {}
                 Some(agent) = reboots.recv(), if now < end => {
                     self.tally.add(Blow::RebootCommand.name());
-                    asking.push(Box::pin(self.handed(asked.planned(agent, Class::Reboot), end)));
+                    asking.push(Box::pin(self.hand_over(asked.planned(agent, Class::Reboot), end)));
                 }
                 _ = ticks.tick(), if now < end && asking.len() < AT_ONCE => {
-                    asking.push(Box::pin(self.handed(load.draw(), end)));
+                    asking.push(Box::pin(self.hand_over(load.draw(), end)));
                 }
                 () = sleep_until(end), if now < end => {}
             }
         }
     }
 
-    async fn handed(&self, planned: Planned, end: Instant) -> (Planned, Result<bool, String>) {
-        let answer = self.hand_over(&planned, end).await;
-        (planned, answer)
-    }
-
-    fn note(&self, driven: &mut Driven, planned: Planned, answer: Result<bool, String>) {
-        match answer {
-            Ok(acknowledged) => {
-                self.counts.command();
-                driven.handed.insert(planned.id.clone(), Handed { planned, acknowledged });
-            }
-            Err(why) => driven.troubles.push(format!("{} was not taken: {why}", planned.id)),
+    /// Hands a command over until a gateway says that it has it, or the run is over. A gateway that dies in between,
+    /// or is stopped and goes on later, may have it already, and then the id is in use.
+    async fn hand_over(&self, planned: Planned, end: Instant) -> Result<Handed, String> {
+        let signed_ms = self.clock.wall_ms();
+        match self.acknowledged(&planned, end).await {
+            Ok(acknowledged) => Ok(Handed { planned, acknowledged, signed_ms }),
+            Err(why) => Err(format!("{} was not taken: {why}", planned.id)),
         }
     }
 
-    /// Hands a command over until a gateway says that it has it, or the run is over. A gateway that dies in between,
-    /// or is stopped and goes on later, may have it already, and then the id is in use.
-    async fn hand_over(&self, planned: &Planned, end: Instant) -> Result<bool, String> {
-        let request = self.enqueue(planned).map_err(|error| error.to_string())?;
+    async fn acknowledged(&self, planned: &Planned, end: Instant) -> Result<bool, String> {
+        let draft = self.draft(planned).map_err(|error| error.to_string())?;
+        let command = self.gateways.desk.command(draft).await.map_err(|error| error.to_string())?;
+        let request = Request::Enqueue { command };
         loop {
             match self.gateways.ask(&request).await {
                 Ok(Response::Enqueued(_)) => return Ok(true),
@@ -219,18 +220,20 @@ impl Drive<'_> {
     }
 
     /// Cancels a command; asked until a gateway has taken it, or the run is over.
-    async fn cancel(&self, id: CommandId, after: Duration, end: Instant) {
+    async fn cancel(&self, node: &NodeId, id: CommandId, after: Duration, end: Instant) {
         sleep(after).await;
+        let Ok(cancellation) = self.gateways.desk.cancel(node.clone(), id.clone()).await else { return };
+        let request = Request::Cancel { id, cancellation };
         while Instant::now() < end {
-            match self.gateways.ask(&Request::Cancel { id: id.clone() }).await {
+            match self.gateways.ask(&request).await {
                 Ok(_) | Err(GatewayError::Control(ClientError::Refused(_))) => return,
                 Err(_) => sleep(AGAIN).await,
             }
         }
     }
 
-    fn enqueue(&self, planned: &Planned) -> serde_json::Result<Request> {
-        Ok(Request::Enqueue {
+    fn draft(&self, planned: &Planned) -> serde_json::Result<Draft> {
+        Ok(Draft {
             node: self.nodes[planned.agent].clone(),
             kind: planned.kind().to_owned(),
             args: planned.args(self.witness)?,

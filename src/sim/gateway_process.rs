@@ -16,6 +16,7 @@ use rand::rngs::StdRng;
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::gateways::WORKER;
 use crate::gateway::control::{Client, ClientError, Request, Response};
 
 /// Why the gateway cannot be used.
@@ -109,6 +110,7 @@ impl GatewayProcess {
         for address in &shape.addresses {
             more("--endpoint", address.into());
         }
+        more("--worker", work.join(WORKER).into());
         more("--heartbeat-interval", format!("{}ms", shape.heartbeat.as_millis()).into());
         let gateway = Self {
             exe: exe.to_owned(),

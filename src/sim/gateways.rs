@@ -1,5 +1,7 @@
-//! The gateways of a run, asked as one: whoever answers answers for all, since they share a store.
+//! The gateways of a run, asked as one: whoever answers answers for all, since they share a store. Beside them stands
+//! their worker, which signs what commands a node.
 
+use std::fs::OpenOptions;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -11,7 +13,10 @@ use super::faults::Outage;
 use super::gateway_process::{GatewayError, GatewayProcess, Shape};
 use super::virtual_time::VirtualGateway;
 use crate::gateway::control::{ClientError, Request, Response};
+use crate::gateway::worker::{self, Child, Desk};
 
+/// The worker's directory in a run's own.
+pub const WORKER: &str = "worker";
 /// Tries to stop a gateway outside of a commit.
 const STOPS: u32 = 20;
 /// Longer than a commit of a gateway that goes on.
@@ -60,26 +65,35 @@ impl Gateway {
 #[derive(Debug)]
 pub struct Gateways {
     each: Vec<Gateway>,
+    /// Of the worker.
+    pub desk: Desk,
+    /// Its process, where it has one.
+    _worker: Option<Child>,
     /// Questions so far: each goes to the next gateway first.
     asked: AtomicUsize,
 }
 
 impl Gateways {
-    /// Those that are there already.
-    pub fn of(each: Vec<Gateway>) -> Self {
-        Self { each, asked: AtomicUsize::new(0) }
+    /// Those that are there already, with a worker in this process.
+    pub fn of(each: Vec<Gateway>, desk: Desk) -> Self {
+        Self { each, desk, _worker: None, asked: AtomicUsize::new(0) }
     }
 
-    /// Starts so many, one after the other: the first makes the store.
+    /// Starts the worker and so many gateways, one after the other: the first makes the store.
     ///
     /// # Errors
     /// The first that did not start.
     pub async fn start(exe: &Path, work: &Path, shape: &Shape) -> Result<Self, GatewayError> {
+        let options = worker::Options::new(work.join(WORKER));
+        let log = OpenOptions::new().append(true).create(true).open(work.join("worker.log"));
+        let worker = log.and_then(|log| Child::start(exe, &options, log.into()));
+        let worker = worker.map_err(|source| GatewayError::Start { exe: exe.to_owned(), source })?;
         let mut each = Vec::with_capacity(shape.addresses.len());
         for number in 0..shape.addresses.len() {
             each.push(Gateway::Process(GatewayProcess::start(exe, work, number, shape).await?));
         }
-        Ok(Self::of(each))
+        let desk = Desk::at(&options.state);
+        Ok(Self { each, desk, _worker: Some(worker), asked: AtomicUsize::new(0) })
     }
 
     /// Asks them in turn until one answers, with a yes or a no.

@@ -17,6 +17,8 @@ pub struct Handed {
     pub planned: Planned,
     /// Whether the gateway said that it has it. Without that it may have it or not.
     pub acknowledged: bool,
+    /// Not after it was signed, ms of the wall clock that the worker shares: its life is counted from then.
+    pub signed_ms: i64,
 }
 
 /// So long after a twin's end its node may still find that its journal is a copy.

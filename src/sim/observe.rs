@@ -27,11 +27,7 @@ const TICKET_TTL_S: u64 = 24 * 3600;
 /// The gateway gave none.
 pub async fn ticket(gateway: &Gateways, nodes: usize) -> Result<String, SimError> {
     let uses = u32::try_from(nodes).unwrap_or(u32::MAX);
-    let request = Request::Ticket { uses, ttl_s: TICKET_TTL_S, site: "sim".into() };
-    match gateway.ask(&request).await? {
-        Response::Ticket(ticket) => Ok(ticket),
-        _ => Err(SimError::Answer("ticket")),
-    }
+    gateway.desk.ticket(uses, TICKET_TTL_S, "sim").await.map_err(|error| SimError::Gateway(error.into()))
 }
 
 /// How the fleet stands, as the gateways see it.

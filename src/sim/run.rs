@@ -59,6 +59,9 @@ pub enum SimError {
         /// Why.
         source: io::Error,
     },
+    /// The worker of a virtual run.
+    #[error("cannot open the worker")]
+    Worker(#[source] crate::gateway::worker::WorkerError),
     /// The report's page.
     #[error("cannot write the report to {path}")]
     Page {

@@ -202,6 +202,7 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::journal::Cause;
     use crate::session::status::LiveStatus;
 
     fn holds(until: i64) -> Validity {
@@ -269,7 +270,7 @@ mod tests {
             tokens(Ok(journal(None, limits::UNACKED_RESULTS)), good),
             [Reason::JournalFull, Reason::NoBirth]
         );
-        let broken = WriteError { why: Reason::IoError, detail: "gone".into() };
+        let broken = WriteError { why: Reason::IoError, cause: Cause::Disk, detail: "gone".into() };
         assert_eq!(tokens(Err(broken), past), [Reason::IoError, Reason::IdentityExpired]);
     }
 }

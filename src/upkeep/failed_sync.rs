@@ -1,8 +1,9 @@
 //! What a failed sync of the journal leads to: one exit a boot, so that a new process reads what the disk holds. A disk
 //! that fails again in the same boot would make the daemon exit for ever; then it runs on, admits nothing and says so.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use crate::blocking;
 use crate::model::BootId;
 use crate::state_dir;
 
@@ -10,9 +11,14 @@ use crate::state_dir;
 /// run directory that does.
 pub const MARKER: &str = "sync-failed";
 
+/// Whether this process is to end now; then it is noted.
+pub async fn exits(run: Option<PathBuf>, boot: BootId) -> bool {
+    blocking::run(move || may_exit(run.as_deref(), &boot)).await.unwrap_or(false)
+}
+
 /// Notes that this boot had its exit. False when it had one before, or when it cannot be noted: then there must be none,
 /// since it might be one of many. Blocks.
-pub fn may_exit(run: Option<&Path>, boot: &BootId) -> bool {
+fn may_exit(run: Option<&Path>, boot: &BootId) -> bool {
     // A node without a run directory has no supervisor that would start it again and again.
     let Some(run) = run else { return true };
     let marker = run.join(MARKER);

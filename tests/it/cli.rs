@@ -11,15 +11,19 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bcd::clock::SystemClock;
-use bcd::gateway::control::{Client, Request, Response};
+use bcd::clock::{Clock as _, SystemClock};
+use bcd::gateway::worker::{self, Desk, Link, Worker};
 use bcd::gateway::{self, Options, Ready};
+use bcd::model::ServerTime;
 use tokio::sync::oneshot;
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// A gateway on a thread of its own; ends when it is dropped.
 struct Gateway {
     ready: Ready,
     state: PathBuf,
+    desk: Desk,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -30,10 +34,19 @@ impl Gateway {
     }
 
     fn start_with(dir: &Path, change: impl FnOnce(&mut Options)) -> Self {
+        Self::certifying_for(dir, DAY, change)
+    }
+
+    /// One whose nodes' certificates hold so long.
+    fn certifying_for(dir: &Path, life: Duration, change: impl FnOnce(&mut Options)) -> Self {
         let listen: SocketAddr = "127.0.0.1:0".parse().unwrap();
-        // The gateway makes its own directory, private.
         let state = dir.join("gateway");
-        let mut options = Options::new(state.clone(), listen);
+        gateway::make_closed(&state).unwrap();
+        let works = worker::Options { certificate_life: life, ..worker::Options::new(state.join("worker")) };
+        let clock = Arc::new(SystemClock);
+        let worker = Arc::new(Worker::open(&works, ServerTime(clock.wall_ms())).unwrap());
+        let desk = Desk::here(worker.clone(), clock.clone());
+        let mut options = Options::new(state.clone(), listen, Link::here(worker, clock));
         options.heartbeat_interval = Duration::from_secs(1);
         change(&mut options);
         let (say, ready) = std::sync::mpsc::channel();
@@ -46,16 +59,12 @@ impl Gateway {
             runtime().block_on(run).unwrap();
         });
         let ready = ready.recv_timeout(Duration::from_secs(20)).unwrap();
-        Self { ready, state, stop: Some(stop), thread: Some(thread) }
+        Self { ready, state, desk, stop: Some(stop), thread: Some(thread) }
     }
 
     /// A ticket for so many machines, which holds so long.
     fn ticket(&self, uses: u32, ttl_s: u64) -> String {
-        let request = Request::Ticket { uses, ttl_s, site: "fra1".into() };
-        let response = runtime()
-            .block_on(async { Client::connect(&self.state).await.unwrap().call(&request).await.unwrap() });
-        let Response::Ticket(line) = response else { panic!("{response:?}") };
-        line
+        runtime().block_on(self.desk.ticket(uses, ttl_s, "fra1")).unwrap()
     }
 }
 

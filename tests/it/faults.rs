@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use bcd::gateway::control::{CommandView, Request, Response};
+use bcd::gateway::control::{CommandView, Response};
+use bcd::gateway::worker::Draft;
 use bcd::model::CommandId;
 use serde_json::json;
 use serde_json::value::to_raw_value;
@@ -98,9 +99,8 @@ fn refused_until_it_expires(lab: &Lab, name: &str) -> String {
     let witness = lab.path("witness");
     let argv = ["/bin/sh", "-c", "echo \"$1\" >> \"$2\"", "sh", name, &witness.to_string_lossy()];
     let args = to_raw_value(&json!({ "argv": argv })).unwrap();
-    let request =
-        Request::Enqueue { node: lab.node_id(), kind: "node.exec".into(), args, ttl_s: 2, id: None };
-    let Response::Enqueued(id) = lab.ask(&request) else { panic!("not enqueued") };
+    let draft = Draft { node: lab.node_id(), kind: "node.exec".into(), args, ttl_s: 2, id: None };
+    let Response::Enqueued(id) = lab.ask(&lab.signed(draft)) else { panic!("not enqueued") };
     let view = lab.ended(&id);
     assert_eq!((view.state.as_str(), lab.runs(name)), ("expired", 0), "{view:?}\n{}", lab.logs());
     view.message
@@ -480,17 +480,50 @@ fn a_start_on_a_disk_without_room_for_the_log_waits_and_says_so_and_runs_with_sp
 }
 
 #[test]
-fn a_start_whose_recovery_cannot_be_synced_waits_and_says_so_and_runs_when_the_disk_is_well() {
+fn a_start_whose_identity_the_disk_does_not_give_waits_and_says_so_and_runs_when_it_can_be_read() {
+    let mut lab = Lab::joined();
+    let faults = lab.path("faults");
+    std::fs::write(&faults, "state.read 5\n").unwrap();
+    lab.start_node(None);
+    until("the condition", || (conditions(&lab) == ["io-error"]).then_some(()));
+    let text = shown(&lab.bcd(&["status"], None).output().unwrap());
+    assert!(text.contains("waiting for its disk (io-error)"), "{text}");
+    let brief = lab.bcd(&["status", "--brief"], None).output().unwrap();
+    assert_eq!(brief.status.code(), Some(1), "{}", shown(&brief));
+    std::fs::remove_file(&faults).unwrap();
+    lab.probe();
+    assert!(lab.node().is_running(), "without a restart");
+    until("the end of the condition", || conditions(&lab).is_empty().then_some(()));
+}
+
+#[test]
+fn a_start_whose_recovery_cannot_be_synced_ends_once_and_the_boots_second_opens_the_journal_no_more() {
     let mut lab = Lab::joined();
     lab.start_node(None);
     lab.probe();
+    assert_eq!(lab.node().terminate().code(), Some(0));
     let faults = lab.path("faults");
-    starts_when_it_can(
-        &mut lab,
-        "io-error",
-        |_| std::fs::write(&faults, "journal.sync 5\n").unwrap(),
-        |_| std::fs::remove_file(&faults).unwrap(),
-    );
+    std::fs::write(&faults, "journal.sync 5\n").unwrap();
+    lab.start_node(None);
+    assert_eq!(lab.node().wait("an end by itself").code(), Some(73), "{}", lab.logs());
+    assert!(lab.path("run/sync-failed").exists());
+
+    lab.start_node(None);
+    until("the condition", || (conditions(&lab) == ["io-error"]).then_some(()));
+    // What this process would read now may be pages that never reached the disk.
+    std::fs::remove_file(&faults).unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    let during = status(&lab);
+    let session = &during["session"];
+    assert_eq!((&session["state"], &during["journal"]), (&json!("waiting"), &json!(null)), "{during}");
+    assert_eq!(session["until_boot_ms"], json!(null), "it tries no more: {during}");
+    let asked = shown(&lab.bcd(&["journal", "show"], None).output().unwrap());
+    assert!(asked.contains("only a new process may try"), "{asked}");
+    assert_eq!(lab.node().terminate().code(), Some(0));
+
+    lab.start_node(None);
+    lab.probe();
+    until("the end of the condition", || conditions(&lab).is_empty().then_some(()));
 }
 
 #[test]

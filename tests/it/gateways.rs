@@ -4,6 +4,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use bcd::gateway::control::{CommandView, NodeView, Request, Response};
+use bcd::gateway::worker::Draft;
 use bcd::model::CommandId;
 use nix::sys::signal::Signal;
 use serde_json::value::RawValue;
@@ -80,7 +81,7 @@ impl Pair {
     fn probe(&self, at: usize) -> CommandId {
         let args = RawValue::from_string("{}".into()).expect("JSON");
         let node = self.node(at).expect("a node").node;
-        let request = Request::Enqueue { node, kind: "node.probe".into(), args, ttl_s: 3600, id: None };
+        let request = self.lab.signed(Draft { node, kind: "node.probe".into(), args, ttl_s: 3600, id: None });
         match self.lab.try_ask_at(NAMES[at], &request) {
             Some(Response::Enqueued(id)) => id,
             other => panic!("not enqueued: {other:?}\n{}", self.lab.logs()),

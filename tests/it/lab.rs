@@ -11,6 +11,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use bcd::gateway::control::{CommandView, EventView, NodeEventView, NodeView, Request, Response};
+use bcd::gateway::worker::{Draft, Order, Told};
 use bcd::model::{CommandId, NodeId};
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -24,6 +25,10 @@ const POLL: Duration = Duration::from_millis(20);
 pub struct Process(Child);
 
 impl Process {
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
     pub fn kill(&mut self) -> ExitStatus {
         let _ = self.0.kill();
         self.0.wait().expect("a child to wait for")
@@ -86,6 +91,8 @@ pub struct Lab {
     pub program: PathBuf,
     pub gateway: Option<Process>,
     pub node: Option<Process>,
+    /// A worker that is apart from the gateway.
+    worker: Option<Process>,
 }
 
 impl Lab {
@@ -93,9 +100,23 @@ impl Lab {
     pub fn new() -> Self {
         let dir = tempfile::Builder::new().prefix("bcd-lab-").tempdir().expect("a directory");
         let program = env!("CARGO_BIN_EXE_bcd").into();
-        let mut lab = Self { dir, port: free_port(), program, gateway: None, node: None };
+        let mut lab = Self { dir, port: free_port(), program, gateway: None, node: None, worker: None };
         lab.start_gateway(None);
         lab
+    }
+
+    /// A lab without a gateway, with a worker in the directory of that name.
+    pub fn apart() -> Self {
+        let dir = tempfile::Builder::new().prefix("bcd-lab-").tempdir().expect("a directory");
+        let program = env!("CARGO_BIN_EXE_bcd").into();
+        let mut lab = Self { dir, port: free_port(), program, gateway: None, node: None, worker: None };
+        let state = lab.path("worker");
+        lab.worker = Some(lab.daemon(&["worker", "--state", &state.to_string_lossy()], None, "worker.log"));
+        lab
+    }
+
+    fn works(&self) -> PathBuf {
+        self.path(if self.worker.is_some() { "worker" } else { "gateway/worker" })
     }
 
     /// A lab with a running gateway and a joined node that is not running.
@@ -179,8 +200,14 @@ impl Lab {
         hits.lines().map(str::to_owned).collect()
     }
 
+    /// Kills it; its worker's end follows.
     pub fn kill_gateway(&mut self) {
         self.gateway = None;
+        if self.worker.is_some() {
+            return;
+        }
+        let socket = self.works().join("relay.sock");
+        until("the worker's end", || UnixStream::connect(&socket).is_err().then_some(()));
     }
 
     /// Keeps the files of a gateway that does not run, for [`Lab::restore_gateway`].
@@ -235,10 +262,8 @@ impl Lab {
 
     /// A ticket's file, for so many machines.
     pub fn ticket(&self, uses: u32) -> PathBuf {
-        let Response::Ticket(ticket) = self.ask(&Request::Ticket { uses, ttl_s: 3600, site: "lab".into() })
-        else {
-            panic!("no ticket");
-        };
+        let order = Order::Ticket { uses, ttl_s: 3600, site: "lab".into() };
+        let Told::Ticket(ticket) = self.order(&order) else { panic!("no ticket") };
         let path = self.path("ticket");
         std::fs::write(&path, ticket).expect("the ticket's file");
         path
@@ -258,7 +283,29 @@ impl Lab {
 
     /// Asks the gateway of that directory.
     pub fn try_ask_at(&self, name: &str, request: &Request) -> Option<Response> {
-        let mut stream = UnixStream::connect(self.path(name).join("control.sock")).ok()?;
+        self.say_to(&self.path(name).join("control.sock"), request)
+    }
+
+    /// Orders the worker; one that starts again with its gateway is waited for.
+    pub fn order(&self, order: &Order) -> Told {
+        let socket = self.works().join("operator.sock");
+        until("the worker's answer", || self.say_to(&socket, order))
+    }
+
+    /// A signed command, for a gateway to relay.
+    pub fn signed(&self, draft: Draft) -> Request {
+        match self.order(&Order::Command(draft)) {
+            Told::Signed(command) => Request::Enqueue { command },
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn say_to<A: serde::de::DeserializeOwned>(
+        &self,
+        socket: &Path,
+        request: &impl serde::Serialize,
+    ) -> Option<A> {
+        let mut stream = UnixStream::connect(socket).ok()?;
         stream.set_read_timeout(Some(PATIENCE)).ok()?;
         let mut line = serde_json::to_vec(request).expect("a request");
         line.push(b'\n');
@@ -312,9 +359,8 @@ impl Lab {
     }
 
     pub fn enqueue(&self, kind: &str, args: Box<RawValue>) -> CommandId {
-        let request =
-            Request::Enqueue { node: self.node_id(), kind: kind.into(), args, ttl_s: 3600, id: None };
-        match self.ask(&request) {
+        let draft = Draft { node: self.node_id(), kind: kind.into(), args, ttl_s: 3600, id: None };
+        match self.ask(&self.signed(draft)) {
             Response::Enqueued(id) => id,
             other => panic!("{other:?}"),
         }

@@ -20,3 +20,4 @@ mod sim;
 mod source;
 mod unit;
 mod versions;
+mod worker;

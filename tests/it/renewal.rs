@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bcd::gateway::control::{Request, Response};
+use bcd::gateway::worker::{Order, Told};
 use bcd::model::ServerTime;
 use serde_json::{Value, json};
 
@@ -136,7 +137,10 @@ fn a_certificate_that_the_join_service_has_revoked_is_never_used_again() {
     lab.start_node(None);
     until("a session", || epoch(&lab));
     let node = lab.node_id();
-    lab.ask(&Request::Revoke { node: node.clone(), for_good: true });
+    let Told::Signed(revocation) = lab.order(&Order::RevokeForGood(node.clone())) else {
+        panic!("not signed")
+    };
+    lab.ask(&Request::Revoke { node: node.clone(), revocation: Some(revocation) });
     let revoked = |lab: &Lab| {
         until("the end of the session", || {
             let now = status(lab)?;
@@ -148,6 +152,7 @@ fn a_certificate_that_the_join_service_has_revoked_is_never_used_again() {
     let end = revoked(&lab);
     assert!(end["detail"].as_str().expect("text").contains("join again"), "{end}");
     // What the gateway forgets, the node does not; nor does its next process.
+    lab.order(&Order::Unrevoke(node.clone()));
     lab.ask(&Request::Unrevoke { node });
     assert!(lab.node().terminate().success());
     lab.start_node(None);
@@ -210,7 +215,7 @@ fn a_revoked_certificate_is_not_renewed() {
     let mut lab = short_lived("12s");
     lab.start_node(None);
     until("a session", || epoch(&lab));
-    lab.ask(&Request::Revoke { node: lab.node_id(), for_good: false });
+    lab.ask(&Request::Revoke { node: lab.node_id(), revocation: None });
     until("a refusal", || {
         let log = std::fs::read_to_string(lab.path("node.log")).ok()?;
         let mut failures = log.lines().filter(|line| line.contains("the certificate was not renewed"));

@@ -10,7 +10,8 @@ use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::{CtlError, ExecArgs, STDIN_BYTES, print};
-use crate::gateway::control::{Client, ClientError, CommandView, NodeView, Request, Response};
+use crate::gateway::control::{ClientError, CommandView, NodeView, Operator, Request, Response};
+use crate::gateway::worker::{Desk, Draft};
 use crate::model::{CommandId, Exit, NodeId};
 
 /// One wait for a command's end; repeated until it has ended.
@@ -25,20 +26,14 @@ const AGAIN: Duration = Duration::from_millis(250);
 /// A conversation with one gateway.
 pub(super) struct Session {
     pub(super) gateway: PathBuf,
-    pub(super) client: Client,
+    pub(super) desk: Desk,
+    pub(super) operator: Operator,
     pub(super) json: bool,
 }
 
 impl Session {
     pub(super) async fn ask(&mut self, request: Request) -> Result<Response, CtlError> {
-        Ok(self.client.call(&request).await?)
-    }
-
-    pub(super) async fn done(&mut self, request: Request) -> Result<(), CtlError> {
-        match self.ask(request).await? {
-            Response::Done => Ok(()),
-            _ => Err(CtlError::Answer),
-        }
+        Ok(self.operator.gateway.call(&request).await?)
     }
 
     pub(super) fn json_value(&self, value: &impl Serialize) -> Result<(), CtlError> {
@@ -76,8 +71,8 @@ impl Session {
         ttl_s: u64,
     ) -> Result<CommandView, CtlError> {
         let node = self.node(node).await?;
-        let request = Request::Enqueue { node, kind: kind.to_owned(), args, ttl_s, id: None };
-        let Response::Enqueued(id) = self.ask(request).await? else { return Err(CtlError::Answer) };
+        let draft = Draft { node, kind: kind.to_owned(), args, ttl_s, id: None };
+        let id = self.operator.enqueue(draft).await?;
         self.wait(id).await
     }
 
@@ -85,7 +80,7 @@ impl Session {
     async fn wait(&mut self, id: CommandId) -> Result<CommandView, CtlError> {
         loop {
             let request = Request::Wait { id: id.clone(), timeout_ms: WAIT_MS };
-            match self.client.call(&request).await {
+            match self.operator.gateway.call(&request).await {
                 Ok(Response::Command(Some(view))) if view.ended_ms != 0 => return Ok(*view),
                 Ok(Response::Command(Some(_))) => {}
                 Ok(Response::Command(None)) => return Err(CtlError::UnknownCommand(id)),
@@ -102,9 +97,9 @@ impl Session {
     async fn reconnect(&mut self) -> Result<(), CtlError> {
         let until = tokio::time::Instant::now() + GATEWAY_BACK;
         loop {
-            match Client::connect(&self.gateway).await {
-                Ok(client) => {
-                    self.client = client;
+            match Operator::connect(&self.gateway, self.desk.clone()).await {
+                Ok(operator) => {
+                    self.operator = operator;
                     return Ok(());
                 }
                 Err(error) if tokio::time::Instant::now() >= until => return Err(error.into()),

@@ -278,7 +278,7 @@ struct Ready {
 fn kill_children() {
     let own = rustix::process::getpid().as_raw_nonzero().get();
     for pid in pids().unwrap_or_default() {
-        if stat(pid).is_some_and(|stat| stat.parent == own) {
+        if matches!(stat(pid), Ok(Some(stat)) if stat.parent == own) {
             let _ = kill_process(pid, Signal::KILL);
         }
     }

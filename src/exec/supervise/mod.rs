@@ -37,7 +37,7 @@ use super::process;
 use crate::clock::{Clock as _, SystemClock};
 use crate::failpoint;
 use crate::journal::begun::Record;
-use crate::journal::{BegunError, Ended, ReserveError};
+use crate::journal::{BegunError, Ended, OutcomeRoom, ReserveError};
 use crate::model::limits::STREAM_BYTES;
 use crate::model::{ExecArgs, Exit, Kind, Outcome};
 
@@ -98,18 +98,27 @@ fn begin(job: &Job, plan: &Plan) -> (Answer, Option<Record>) {
         return (Answer::Failed { detail: "cannot read /proc/self/stat".into(), errno: None }, None);
     };
     let begun = Record { supervisor: Some(supervisor.clone()), ..job.begun.clone() };
-    match Ended::reserve(&job.state, &begun, end::most_output(output_limit(&job.args))) {
-        Ok(()) => {}
+    // Before any room is made: that of a command which began before is its supervisor's, or given back.
+    match begun.exists(&job.state) {
+        Ok(false) => {}
+        Ok(true) => return (Answer::Exists, None),
+        Err(error) => return (failed(&error, error.raw_os_error()), None),
+    }
+    let room = match Ended::reserve(&job.state, &begun, end::most_output(output_limit(&job.args))) {
+        Ok(room) => room,
         Err(ReserveError::Ended { .. }) => return (Answer::Exists, None),
         Err(error @ ReserveError::Io { .. }) => return (failed(&error, error.errno()), None),
+    };
+    let error = match begun.create(&job.state) {
+        Ok(_) => return (Answer::Durable(supervisor), Some(begun)),
+        Err(error) => error,
+    };
+    if room == OutcomeRoom::Made {
+        Ended::give_back(&job.state, &begun);
     }
-    match begun.create(&job.state) {
-        Ok(_) => (Answer::Durable(supervisor), Some(begun)),
-        Err(BegunError::AlreadyExists { .. }) => (Answer::Exists, None),
-        Err(error @ BegunError::Io { .. }) => {
-            Ended::give_back(&job.state, &begun);
-            (failed(&error, error.errno()), None)
-        }
+    match error {
+        BegunError::AlreadyExists { .. } => (Answer::Exists, None),
+        BegunError::Io { .. } => (failed(&error, error.errno()), None),
     }
 }
 

@@ -542,6 +542,24 @@ async fn a_run_that_is_dropped_ends_no_program_and_leaves_no_zombie() {
     assert!(falls_to(zombies, 0).await, "{} zombies", zombies());
 }
 
+/// The files of the directory of outcomes.
+fn outcomes(state: &TempDir) -> usize {
+    std::fs::read_dir(state.path().join("outcome")).expect("a directory").count()
+}
+
+#[tokio::test]
+async fn a_start_that_a_begun_record_forbids_leaves_no_room_behind_and_takes_none_of_its_supervisors() {
+    let (state, job) = job(sh("true"));
+    job.begun.create(state.path()).expect("written");
+    assert!(matches!(start(&job).await, Err(StartError::Began)));
+    assert_eq!(outcomes(&state), 0);
+    Ended::reserve(state.path(), &job.begun, 10).expect("room");
+    let size = || state.path().join("outcome/c-1.json").metadata().expect("a file").len();
+    let before = size();
+    assert!(matches!(start(&job).await, Err(StartError::Began)));
+    assert_eq!((outcomes(&state), size()), (1, before), "it is the first supervisor's");
+}
+
 #[test]
 fn the_output_is_the_described_one() {
     use crate::exec::documented::{keys, names, rows};

@@ -5,7 +5,7 @@ use std::path::Path;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::*;
-use crate::clock::Clock as _;
+use crate::clock::{Clock as _, SystemClock};
 use crate::journal::begun::{Record, Supervisor};
 
 /// A program that ends once [`Bench::let_go`] was called.

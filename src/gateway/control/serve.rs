@@ -1,95 +1,41 @@
-//! The server of the control socket. A connection is a task and asks one thing at a time.
+//! The server of the control socket.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::value::RawValue;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::net::UnixListener;
 use tokio::time::Instant;
 
 use super::{Request, Response};
-use crate::gateway::body::{self, CommandBody};
+use crate::gateway::body::{self, Relayed};
 use crate::gateway::command_state::State;
 use crate::gateway::hub::{Hub, lock};
-use crate::gateway::neighbours;
 use crate::gateway::session::chain;
 use crate::gateway::store::{Cancelled, NewCommand, StoreError};
-use crate::gateway::worker::{Ask, Told};
+use crate::gateway::{lines, neighbours};
 use crate::model::{CommandId, NodeId};
+use crate::wire::dsse::Envelope;
 use crate::wire::pb;
 
-/// A request line, bytes, at most: a command's body with room for its escapes.
-const LINE: u64 = 4 << 20;
-/// A command or ticket lives at most this long, ten years: its end must be a time that can be written.
-const LONGEST_LIFE_S: u64 = 10 * 365 * 24 * 3600;
-/// Connections at once.
-const CONNECTIONS: usize = 256;
-/// After an accept that failed.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A wait is cut here; the caller asks again.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
-
 /// A node that was told of its revocation ends its session within this; else the gateway does.
 const LEAVES: Duration = Duration::from_secs(2);
-
 /// An outage that was asked for is cut here.
 const LONGEST_STOP: Duration = Duration::from_secs(60);
 
 /// Serves the socket for ever.
 pub(in crate::gateway) async fn serve(hub: Arc<Hub>, listener: UnixListener) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
-    loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let hub = hub.clone();
-                tokio::spawn(async move {
-                    if let Err(error) = connection(&hub, stream).await {
-                        tracing::debug!(%error, "a control connection broke");
-                    }
-                    drop(place);
-                });
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a control connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+    lines::serve(listener, move |request: Result<Request, String>| {
+        let hub = hub.clone();
+        async move {
+            match request {
+                Ok(request) => answer(&hub, request).await,
+                Err(why) => Response::Error(why),
             }
         }
-    }
-}
-
-async fn connection(hub: &Hub, stream: UnixStream) -> std::io::Result<()> {
-    let (read, mut write) = stream.into_split();
-    let mut read = BufReader::new(read);
-    let mut line = Vec::new();
-    loop {
-        line.clear();
-        (&mut read).take(LINE).read_until(b'\n', &mut line).await?;
-        if line.is_empty() {
-            return Ok(());
-        }
-        let whole = line.last() == Some(&b'\n');
-        let response = if whole { answer_line(hub, &line).await } else { too_long() };
-        let mut out = serde_json::to_vec(&response).unwrap_or_default();
-        out.push(b'\n');
-        write.write_all(&out).await?;
-        if !whole {
-            return Ok(());
-        }
-    }
-}
-
-fn too_long() -> Response {
-    Response::Error(format!("a request may have at most {LINE} bytes"))
-}
-
-async fn answer_line(hub: &Hub, line: &[u8]) -> Response {
-    match serde_json::from_slice(line) {
-        Ok(request) => answer(hub, request).await,
-        Err(error) => Response::Error(format!("not a request: {error}")),
-    }
+    })
+    .await;
 }
 
 /// Does what is asked, or says why not.
@@ -106,10 +52,8 @@ pub(in crate::gateway) async fn answer(hub: &Hub, request: Request) -> Response 
 async fn carry_out(hub: &Hub, request: Request) -> Result<Response, StoreError> {
     let store = &hub.store;
     Ok(match request {
-        Request::Enqueue { node, kind, args, ttl_s, id } => {
-            enqueue(hub, node, &kind, &args, ttl_s, id).await?
-        }
-        Request::Cancel { id } => cancel(hub, id).await?,
+        Request::Enqueue { command } => enqueue(hub, command).await?,
+        Request::Cancel { id, cancellation } => cancel(hub, id, cancellation).await?,
         Request::Show { id } => Response::Command(store.command(id).await?.map(Box::new)),
         Request::Wait { id, timeout_ms } => wait(hub, &id, Duration::from_millis(timeout_ms)).await?,
         Request::List { node, limit } => Response::Commands(store.commands(node, limit).await?),
@@ -117,8 +61,7 @@ async fn carry_out(hub: &Hub, request: Request) -> Result<Response, StoreError> 
         Request::Nodes => nodes(hub).await?,
         Request::Events { after, wait_ms } => events(hub, after, Duration::from_millis(wait_ms)).await?,
         Request::NodeEvents { node, after } => Response::NodeEvents(store.node_events(node, after).await?),
-        Request::Ticket { uses, ttl_s, site } => ticket(hub, uses, ttl_s, site).await?,
-        Request::Revoke { node, for_good } => revoke(hub, &node, for_good).await?,
+        Request::Revoke { node, revocation } => revoke(hub, &node, revocation).await?,
         Request::Unrevoke { node } => match store.unrevoke(node.clone()).await? {
             Some(_) => Response::Done,
             None => unknown_node(&node),
@@ -137,44 +80,21 @@ async fn carry_out(hub: &Hub, request: Request) -> Result<Response, StoreError> 
     })
 }
 
-async fn enqueue(
-    hub: &Hub,
-    node: NodeId,
-    kind: &str,
-    args: &RawValue,
-    ttl_s: u64,
-    id: Option<CommandId>,
-) -> Result<Response, StoreError> {
-    if ttl_s > LONGEST_LIFE_S {
-        return Ok(too_long_lived());
-    }
-    let id = id.unwrap_or_else(|| hub.with_rng(CommandId::random));
-    let now = hub.now();
-    let not_after = now.plus(Duration::from_secs(ttl_s));
-    let body = CommandBody {
-        trust_domain: &hub.settings.trust_domain,
-        node_id: &node,
-        id: &id,
-        kind,
-        issued_at: now,
-        not_after,
-        min_generation: 0,
-        args,
+async fn enqueue(hub: &Hub, envelope: Envelope) -> Result<Response, StoreError> {
+    let Relayed { node_id: node, id, kind, not_after, args } = match body::read(&envelope.payload) {
+        Ok(body) => body,
+        Err(error) => return Ok(Response::Error(format!("not a command: {error}"))),
     };
-    let envelope = match hub.worker.ask(Ask::Command(body::text(&body))).await {
-        Told::Signed(envelope) => envelope.into(),
-        other => return Ok(unsigned(&other)),
-    };
-    let (lane, retry_safe) = body::routing(kind, args);
+    let (lane, retry_safe) = body::routing(&kind, &args);
     let command = NewCommand {
         id: id.clone(),
         node: node.clone(),
         kind: kind.chars().take(128).collect(),
         lane,
         retry_safe,
-        envelope,
+        envelope: envelope.into(),
         not_after,
-        now,
+        now: hub.now(),
     };
     Ok(match hub.store.enqueue(command).await? {
         Ok(()) => {
@@ -187,17 +107,8 @@ async fn enqueue(
     })
 }
 
-fn too_long_lived() -> Response {
-    Response::Error(format!("a life may have at most {LONGEST_LIFE_S} seconds"))
-}
-
-async fn cancel(hub: &Hub, id: CommandId) -> Result<Response, StoreError> {
-    let Some(view) = hub.store.command(id.clone()).await? else { return Ok(unknown(&id)) };
-    let cancellation = match hub.worker.ask(Ask::Cancel { node: view.node, id: id.clone() }).await {
-        Told::Signed(envelope) => envelope.into(),
-        other => return Ok(unsigned(&other)),
-    };
-    Ok(match hub.store.cancel(id.clone(), cancellation, hub.now()).await? {
+async fn cancel(hub: &Hub, id: CommandId, cancellation: Envelope) -> Result<Response, StoreError> {
+    Ok(match hub.store.cancel(id.clone(), cancellation.into(), hub.now()).await? {
         Cancelled::Unknown => unknown(&id),
         Cancelled::Ended => Response::Done,
         Cancelled::Now(_) => {
@@ -213,14 +124,6 @@ async fn cancel(hub: &Hub, id: CommandId) -> Result<Response, StoreError> {
 
 fn unknown(id: &CommandId) -> Response {
     Response::Error(format!("no command {id} is known here"))
-}
-
-/// The worker's word where a signature was asked for.
-fn unsigned(told: &Told) -> Response {
-    match told {
-        Told::Failed(why) | Told::Refused { message: why, .. } => Response::Error(why.clone()),
-        _ => Response::Error("the worker answered something else".into()),
-    }
 }
 
 /// Between two looks at a command that somebody waits for.
@@ -267,50 +170,14 @@ async fn events(hub: &Hub, after: u64, wait: Duration) -> Result<Response, Store
     }
 }
 
-async fn ticket(hub: &Hub, uses: u32, ttl_s: u64, site: String) -> Result<Response, StoreError> {
-    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
-    if site.is_empty() || site.len() > 64 || !site.bytes().all(plain) {
-        return Ok(Response::Error(format!("not a site: {site:?} (1 to 64 of A-Z a-z 0-9 . _ -)")));
-    }
-    if uses == 0 {
-        return Ok(Response::Error("a ticket needs at least one use".into()));
-    }
-    if ttl_s > LONGEST_LIFE_S {
-        return Ok(too_long_lived());
-    }
-    let expires_at = hub.now().plus(Duration::from_secs(ttl_s));
-    let ask = Ask::Ticket { uses, expires_at, site, endpoints: every_endpoint(hub).await? };
-    Ok(match hub.worker.ask(ask).await {
-        Told::Ticket(line) => Response::Ticket(line),
-        other => unsigned(&other),
-    })
-}
-
-/// Where this gateway and its neighbours are, its own first.
-async fn every_endpoint(hub: &Hub) -> Result<Vec<String>, StoreError> {
-    let mut endpoints = hub.settings.endpoints.clone();
-    for other in hub.store.gateways().await?.into_values().flatten() {
-        if !endpoints.contains(&other) {
-            endpoints.push(other);
-        }
-    }
-    Ok(endpoints)
-}
-
-async fn revoke(hub: &Hub, node: &NodeId, for_good: bool) -> Result<Response, StoreError> {
-    if for_good {
-        let serials = hub.store.serials(node.clone()).await?;
-        let notice = match hub.worker.ask(Ask::Revoke { node: node.clone(), serials }).await {
-            Told::Signed(envelope) => pb::RevocationNotice { envelope: Some(envelope.into()) },
-            other => return Ok(unsigned(&other)),
-        };
-        // Before the session is ended: a node that is not connected here hears the gateway's word alone.
-        if let Some(live) = hub.session(node) {
-            let frame = Some(pb::gateway_frame::Frame::RevocationNotice(notice));
-            let _ = live.orders.send(pb::GatewayFrame { frame }).await;
-            let left = tokio::time::timeout(LEAVES, live.orders.closed()).await;
-            tracing::info!(%node, left = left.is_ok(), "the node was told that its certificate is revoked");
-        }
+async fn revoke(hub: &Hub, node: &NodeId, revocation: Option<Envelope>) -> Result<Response, StoreError> {
+    // Before the session is ended: a node that is not connected here hears the gateway's word alone.
+    if let Some((envelope, live)) = revocation.zip(hub.session(node)) {
+        let notice = pb::RevocationNotice { envelope: Some(envelope.into()) };
+        let frame = Some(pb::gateway_frame::Frame::RevocationNotice(notice));
+        let _ = live.orders.send(pb::GatewayFrame { frame }).await;
+        let left = tokio::time::timeout(LEAVES, live.orders.closed()).await;
+        tracing::info!(%node, left = left.is_ok(), "the node was told that its certificate is revoked");
     }
     let Some(count) = hub.store.revoke(node.clone()).await? else { return Ok(unknown_node(node)) };
     tracing::info!(%node, count, "certificates were revoked");

@@ -39,6 +39,8 @@ pub struct HelloFacts {
     pub last_epoch: u64,
     /// Results not yet acked.
     pub results: Vec<Update>,
+    /// What this incarnation runs.
+    pub running: Vec<CommandId>,
 }
 
 /// Why a Hello is refused by what is stored.
@@ -306,12 +308,28 @@ fn hello(
     ])?;
     events::count(db, "hellos", 1)?;
     let mut effects = apply(db, &facts.node, epoch, &facts.results, now)?;
+    // After the results: what has ended stays so.
+    running(db, facts, now)?;
     if boot_changed && journal_changed {
         // No result can come any more, and the new boot says enough.
         effects.applied.extend(rebooted(db, &facts.node, now)?);
     }
     let duplicate = likeness == Likeness::Double;
     Ok(Ok(Opened { epoch, acked_event_seq, journal_changed, boot_changed, duplicate, effects }))
+}
+
+/// Raises what the node names as running. Its RUNNING goes with the session in which it is said, and is not said again:
+/// the daemon that would have may be dead, and its program under the next one.
+fn running(db: &Connection, facts: &HelloFacts, now: ServerTime) -> rusqlite::Result<()> {
+    let mut raise = db.prepare_cached(
+        "UPDATE commands SET state = 'running', redeliver = 0, attempt = max(attempt, 1),
+         accepted_ms = iif(accepted_ms = 0, ?, accepted_ms)
+         WHERE id = ? AND node_id = ? AND deliveries > 0 AND state IN ('pending', 'dispatched', 'accepted')",
+    )?;
+    for id in &facts.running {
+        raise.execute(params![now.0, id.as_str(), facts.node.as_str()])?;
+    }
+    Ok(())
 }
 
 fn first_heartbeat(

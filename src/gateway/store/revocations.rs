@@ -90,19 +90,6 @@ impl Store {
         .await
     }
 
-    /// Serials of the certificates of a node that are known.
-    ///
-    /// # Errors
-    /// See [`StoreError`].
-    pub async fn serials(&self, node: NodeId) -> Result<Vec<String>, StoreError> {
-        self.run(move |db| {
-            db.prepare("SELECT serial FROM certs WHERE node_id = ? ORDER BY serial")?
-                .query_map([node.as_str()], |row| row.get(0))?
-                .collect()
-        })
-        .await
-    }
-
     /// Takes every revocation of a node's certificates back, those of a quarantine too, and counts its alternations
     /// anew. How many there were; absent: no such node.
     ///

@@ -4,7 +4,9 @@ use serde_json::json;
 
 use super::lab::{Gateway, id_of, update};
 use crate::gateway::control::{Request, Response};
-use crate::model::Lane;
+use crate::gateway::worker::Draft;
+use crate::model::{CommandId, Lane};
+use crate::wire::dsse::Envelope;
 use crate::wire::pb::CommandState as Say;
 use crate::wire::pb::gateway_frame::Frame as Out;
 use crate::wire::pb::node_frame::Frame as In;
@@ -31,6 +33,45 @@ async fn a_command_goes_to_its_node_and_its_result_is_stored_and_acked() {
     );
     assert_eq!((view.terminal_changes, view.late_facts, view.deliveries), (1, 0, 1));
     assert!(view.accepted_ms >= view.dispatched_ms && view.ended_ms >= view.accepted_ms);
+    gateway.stop().await;
+}
+
+#[tokio::test]
+async fn a_command_whose_running_was_lost_is_running_once_its_nodes_hello_names_it_and_no_other_is() {
+    let gateway = Gateway::start().await;
+    let (machine, other) = (gateway.machine().await, gateway.machine().await);
+    let (runs, lost, waits) =
+        (gateway.program(&machine).await, gateway.program(&machine).await, gateway.program(&machine).await);
+    let (ended, elsewhere) = (gateway.program(&machine).await, gateway.program(&other).await);
+    let mut session = machine.live(&gateway).await;
+    for id in [&runs, &lost, &waits, &ended] {
+        let command = session.command().await;
+        assert_eq!(id_of(&command), *id);
+        if *id == ended {
+            session.say(&command, Say::Succeeded).await;
+            session.acked().await;
+        } else if *id != lost {
+            session.say(&command, Say::Accepted).await;
+            gateway.reaches(id, "accepted").await;
+        }
+    }
+    let mut elsewhere_session = other.live(&gateway).await;
+    let command = elsewhere_session.command().await;
+    elsewhere_session.say(&command, Say::Accepted).await;
+    gateway.reaches(&elsewhere, "accepted").await;
+
+    let mut hello = machine.hello();
+    hello.incarnation = "i-2".into();
+    hello.running_command_ids = [&runs, &lost, &ended, &elsewhere].map(ToString::to_string).into();
+    let mut session = machine.live_with(&gateway, hello).await;
+    let state = async |id| gateway.show(id).await.state;
+    assert_eq!((state(&runs).await, state(&lost).await), ("running".to_owned(), "running".to_owned()));
+    assert_eq!(gateway.show(&runs).await.attempt, 1);
+    assert_eq!(state(&waits).await, "accepted", "it has not begun");
+    assert_eq!(state(&ended).await, "succeeded", "a state never sinks");
+    assert_eq!(state(&elsewhere).await, "accepted", "another node's");
+    assert_eq!(id_of(&session.command().await), waits, "what does not run is delivered again");
+    session.quiet(Duration::from_millis(100)).await;
     gateway.stop().await;
 }
 
@@ -157,7 +198,7 @@ async fn a_cancelled_command_that_an_earlier_delivery_may_have_started_is_ended_
     let replay = session.command().await;
     session.refuse(&replay, "busy", "io-error").await;
     gateway.reaches(&id, "pending").await;
-    gateway.ask(Request::Cancel { id: id.clone() }).await;
+    gateway.cancel(&id).await.expect("taken");
     assert_eq!(gateway.show(&id).await.state, "pending", "only the node knows whether it runs");
     let mut told = false;
     while !told {
@@ -258,7 +299,7 @@ async fn a_new_journal_fails_what_may_not_run_twice_and_nobody_holds() {
     assert_eq!(id_of(&session.command().await), ids[1]);
     let lost = gateway.show(&ids[0]).await;
     assert_eq!((&*lost.state, &*lost.reason, &*lost.effect), ("failed", "journal-lost", "unknown"));
-    assert_eq!(gateway.show(&ids[2]).await.state, "dispatched");
+    assert_eq!(gateway.show(&ids[2]).await.state, "running", "as its Hello has said");
     gateway.stop().await;
 }
 
@@ -267,7 +308,7 @@ async fn a_cancellation_ends_what_waits_here_and_is_told_to_the_node_that_has_it
     let gateway = Gateway::start().await;
     let machine = gateway.machine().await;
     let waiting = gateway.program(&machine).await;
-    gateway.ask(Request::Cancel { id: waiting.clone() }).await;
+    gateway.cancel(&waiting).await.expect("taken");
     assert_eq!(gateway.show(&waiting).await.state, "cancelled");
 
     let id = gateway.program(&machine).await;
@@ -276,7 +317,7 @@ async fn a_cancellation_ends_what_waits_here_and_is_told_to_the_node_that_has_it
     assert_eq!(id_of(&command), id, "the cancelled one is not delivered");
     session.say(&command, Say::Accepted).await;
     gateway.reaches(&id, "accepted").await;
-    gateway.ask(Request::Cancel { id: id.clone() }).await;
+    gateway.cancel(&id).await.expect("taken");
     let cancel = loop {
         match session.next().await.expect("a frame") {
             Out::Cancel(cancel) => break cancel,
@@ -348,17 +389,24 @@ async fn a_wait_ends_with_the_command() {
 async fn a_request_that_cannot_be_honoured_is_answered_with_why() {
     let gateway = Gateway::start().await;
     let machine = gateway.machine().await;
-    let mut client =
-        crate::gateway::control::Client::connect(&gateway.dir.path().join("gw")).await.expect("there");
+    let mut operator = gateway.operator().await;
     let args = serde_json::value::to_raw_value(&json!({})).expect("json");
     let node = crate::model::NodeId::new("n-none").expect("an id");
-    let request = Request::Enqueue { node, kind: "node.probe".into(), args, ttl_s: 9, id: None };
-    let why = client.call(&request).await.expect_err("refused").to_string();
+    let draft = Draft { node, kind: "node.probe".into(), args, ttl_s: 9, id: None };
+    let why = operator.enqueue(draft).await.expect_err("refused").to_string();
     assert!(why.contains("n-none"), "{why}");
     let big = json!({"argv": ["x".repeat(crate::model::limits::COMMAND_BODY_BYTES)]});
     let args = serde_json::value::to_raw_value(&big).expect("json");
-    let request = Request::Enqueue { node: machine.id(), kind: "node.exec".into(), args, ttl_s: 9, id: None };
-    assert!(client.call(&request).await.expect_err("refused").to_string().contains("bytes"));
+    let draft = Draft { node: machine.id(), kind: "node.exec".into(), args, ttl_s: 9, id: None };
+    assert!(operator.enqueue(draft).await.expect_err("refused").to_string().contains("bytes"));
+    let why =
+        gateway.cancel(&CommandId::new("c-none").expect("an id")).await.expect_err("refused").to_string();
+    assert!(why.contains("c-none"), "{why}");
+    let none = Envelope { payload_type: String::new(), payload: "{}".into(), signatures: Vec::new() };
+    let Response::Error(why) = gateway.ask_or_refused(Request::Enqueue { command: none }).await else {
+        panic!("no command was enqueued")
+    };
+    assert!(why.contains("not a command"), "{why}");
     gateway.stop().await;
 }
 

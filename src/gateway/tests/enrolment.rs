@@ -97,7 +97,7 @@ async fn joins_and_sessions_share_the_bucket_and_a_refusal_says_when_to_come_bac
 
 #[tokio::test]
 async fn a_session_needs_a_certificate_of_this_ca_and_an_expired_one_is_told_so() {
-    let gateway = Gateway::with(|options| options.certificate_life = Duration::from_secs(1)).await;
+    let gateway = Gateway::certifying_for(Duration::from_secs(1), |_| {}).await;
     let machine = gateway.machine().await;
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     let status = machine.open(&gateway, machine.hello()).await.err().expect("refused");

@@ -15,10 +15,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Status, Streaming};
 
-use crate::clock::SystemClock;
-use crate::gateway::control::{Client, CommandView, EventView, Request, Response};
-use crate::gateway::{GatewayError, Options, Ready, run};
-use crate::model::{CommandId, Digest, NodeId};
+use crate::clock::{Clock as _, SystemClock};
+use crate::gateway::control::{Client, ClientError, CommandView, EventView, Operator, Request, Response};
+use crate::gateway::worker::{self, Desk, Draft, Link, Worker};
+use crate::gateway::{GatewayError, Options, Ready, make_closed, run};
+use crate::model::{CommandId, Digest, NodeId, ServerTime};
 use crate::wire::bundle::TrustBundle;
 use crate::wire::enroll::{Issued, JoinAnswer, SealingKey};
 use crate::wire::pb;
@@ -27,6 +28,7 @@ use crate::wire::pb::node_frame::Frame as In;
 
 type NodeClient = pb::node_client::NodeClient<Channel>;
 
+const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Nothing in these tests takes this long.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -40,6 +42,7 @@ pub(super) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T 
 pub(super) struct Gateway {
     pub dir: Arc<TempDir>,
     name: String,
+    desk: Desk,
     pub ready: Ready,
     stop: oneshot::Sender<()>,
     task: tokio::task::JoinHandle<Result<(), GatewayError>>,
@@ -65,7 +68,12 @@ impl Gateway {
     }
 
     pub async fn on(dir: impl Into<Arc<TempDir>>, change: impl FnOnce(&mut Options)) -> Self {
-        Self::named("gw", dir.into(), change).await
+        Self::named("gw", dir.into(), DAY, change).await
+    }
+
+    /// A gateway whose nodes' certificates hold so long.
+    pub async fn certifying_for(life: Duration, change: impl FnOnce(&mut Options)) -> Self {
+        Self::named("gw", Arc::new(tempfile::tempdir().expect("a directory")), life, change).await
     }
 
     /// Another gateway over this one's store.
@@ -74,11 +82,23 @@ impl Gateway {
             options.store = Some(self.dir.path().join("gw"));
             change(options);
         };
-        Self::named(name, self.dir.clone(), change).await
+        Self::named(name, self.dir.clone(), DAY, change).await
     }
 
-    async fn named(name: &str, dir: Arc<TempDir>, change: impl FnOnce(&mut Options)) -> Self {
-        let mut options = Options::new(dir.path().join(name), "127.0.0.1:0".parse().expect("an address"));
+    async fn named(
+        name: &str,
+        dir: Arc<TempDir>,
+        certificate_life: Duration,
+        change: impl FnOnce(&mut Options),
+    ) -> Self {
+        let store = dir.path().join("gw");
+        make_closed(&store).expect("the store's directory");
+        let works = worker::Options { certificate_life, ..worker::Options::new(store.join("worker")) };
+        let clock = Arc::new(SystemClock);
+        let worker = Arc::new(Worker::open(&works, ServerTime(clock.wall_ms())).expect("a worker"));
+        let desk = Desk::here(worker.clone(), clock.clone());
+        let listen = "127.0.0.1:0".parse().expect("an address");
+        let mut options = Options::new(dir.path().join(name), listen, Link::here(worker, clock));
         options.seed = Some(7);
         change(&mut options);
         let (stop, stopped) = oneshot::channel();
@@ -94,7 +114,7 @@ impl Gateway {
             },
         ));
         let ready = within("the gateway's start", told).await.expect("it starts");
-        Self { dir, name: name.into(), ready, stop, task, tasks: Tasks(Some(runtime)) }
+        Self { dir, name: name.into(), desk, ready, stop, task, tasks: Tasks(Some(runtime)) }
     }
 
     /// Ends at once and writes nothing more.
@@ -121,15 +141,31 @@ impl Gateway {
     }
 
     pub async fn ask(&self, request: Request) -> Response {
+        match self.ask_or_refused(request).await {
+            Response::Error(why) => panic!("refused: {why}"),
+            answer => answer,
+        }
+    }
+
+    pub async fn ask_or_refused(&self, request: Request) -> Response {
         let mut client = Client::connect(&self.dir.path().join(&self.name)).await.expect("a control socket");
-        within("an answer", client.call(&request)).await.expect("answered")
+        match within("an answer", client.call(&request)).await {
+            Err(ClientError::Refused(why)) => Response::Error(why),
+            answer => answer.expect("answered"),
+        }
+    }
+
+    pub async fn operator(&self) -> Operator {
+        let gateway = self.dir.path().join(&self.name);
+        Operator::connect(&gateway, self.desk.clone()).await.expect("a control socket")
+    }
+
+    pub async fn cancel(&self, id: &CommandId) -> Result<(), ClientError> {
+        self.operator().await.cancel(id.clone()).await
     }
 
     pub async fn ticket(&self, uses: u32, ttl_s: u64) -> serde_json::Value {
-        let Response::Ticket(line) = self.ask(Request::Ticket { uses, ttl_s, site: "lab".into() }).await
-        else {
-            panic!("no ticket")
-        };
+        let line = self.desk.ticket(uses, ttl_s, "lab").await.expect("a ticket");
         let json = BASE64URL_NOPAD.decode(line.strip_prefix("bcd1.").expect("a ticket").as_bytes());
         serde_json::from_slice(&json.expect("base64")).expect("json")
     }
@@ -160,9 +196,8 @@ impl Gateway {
         ttl_s: u64,
     ) -> CommandId {
         let args = to_raw_value(&args).expect("json");
-        let request = Request::Enqueue { node: machine.id(), kind: kind.into(), args, ttl_s, id: None };
-        let Response::Enqueued(id) = self.ask(request).await else { panic!("not enqueued") };
-        id
+        let draft = Draft { node: machine.id(), kind: kind.into(), args, ttl_s, id: None };
+        self.operator().await.enqueue(draft).await.expect("enqueued")
     }
 
     pub async fn program(&self, machine: &Machine) -> CommandId {

@@ -3,6 +3,7 @@ use std::time::Duration;
 use tonic::{Code, Status};
 
 use super::lab::{Gateway, within};
+use crate::gateway::Options;
 use crate::gateway::control::{Request, Response};
 use crate::model::Reason;
 use crate::wire::pb;
@@ -79,10 +80,8 @@ async fn a_silent_node_is_told_heartbeat_timeout_and_disconnected() {
 
 #[tokio::test]
 async fn a_live_session_ends_with_its_certificate() {
-    let gateway = Gateway::with(|options| {
-        options.certificate_life = Duration::from_secs(2);
-        options.heartbeat_interval = Duration::from_secs(1);
-    });
+    let beat = |options: &mut Options| options.heartbeat_interval = Duration::from_secs(1);
+    let gateway = Gateway::certifying_for(Duration::from_secs(2), beat);
     let gateway = gateway.await;
     let machine = gateway.machine().await;
     let mut session = machine.live(&gateway).await;

@@ -86,7 +86,7 @@ async fn a_command_and_its_cancellation_reach_a_node_at_another_gateway_and_its_
     assert_eq!(id_of(&command), id);
     session.say(&command, Say::Accepted).await;
     first.reaches(&id, "accepted").await;
-    first.ask(Request::Cancel { id: id.clone() }).await;
+    first.cancel(&id).await.expect("taken");
     within("the cancellation", async {
         while !matches!(session.next().await.expect("a frame"), Out::Cancel(_)) {}
     })
@@ -183,7 +183,7 @@ async fn a_revocation_ends_the_session_at_another_gateway_within_a_second_and_ca
     let (first, second) = pair().await;
     let machine = first.machine().await;
     let mut session = machine.live(&second).await;
-    first.ask(Request::Revoke { node: machine.id(), for_good: false }).await;
+    first.ask(Request::Revoke { node: machine.id(), revocation: None }).await;
     let ended = tokio::time::timeout(Duration::from_secs(1), session.end()).await.expect("within a second");
     let revoked = (Code::Unauthenticated, Some(Reason::CertificateRevoked));
     assert_eq!((ended.code(), status::reason(&ended)), revoked);

@@ -217,6 +217,35 @@ impl Enrolment {
         })
     }
 
+    /// Revokes all certificates of a node, or takes that back; how many it has.
+    pub fn set_revoked(&self, node: &NodeId, revoked: bool) -> rusqlite::Result<usize> {
+        self.0.execute(
+            "UPDATE certificates SET revoked = ? WHERE node_id = ?",
+            params![i64::from(revoked), node.as_str()],
+        )
+    }
+
+    /// Serials of all certificates of a node.
+    pub fn serials(&self, node: &NodeId) -> rusqlite::Result<Vec<String>> {
+        self.0
+            .prepare("SELECT serial FROM certificates WHERE node_id = ? ORDER BY serial")?
+            .query_map([node.as_str()], |row| row.get(0))?
+            .collect()
+    }
+
+    /// Forgets a node: its certificates are renewed no more, and a token that it has used lets it in no more.
+    pub fn forget(&mut self, node: &NodeId) -> rusqlite::Result<()> {
+        let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        for statement in [
+            "DELETE FROM joins WHERE node_id = ?",
+            "DELETE FROM certificates WHERE node_id = ?",
+            "DELETE FROM nodes WHERE node_id = ?",
+        ] {
+            transaction.execute(statement, [node.as_str()])?;
+        }
+        transaction.commit()
+    }
+
     /// Records a certificate that was signed for a node.
     pub fn add_certificate(
         &self,

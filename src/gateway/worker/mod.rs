@@ -1,16 +1,20 @@
 //! What a gateway must not be able to do: issue certificates, answer joins, sign commands. A gateway relays what is
 //! said here and holds no key of it.
 //!
-//! One thread-safe object without a runtime: a process of its own serves it over two sockets, one for the gateways
-//! (what they relay) and one for the operator (what commands a fleet); within one process the two are [`Ask`]s all the
-//! same. Files of its directory, 0700: the keys, each 0600 from its creation, and `worker.db` with tokens, nodes and
-//! certificates.
+//! One thread-safe object without a runtime: a process of its own ([`serve`]) hears it over two sockets, one for the
+//! gateways ([`Ask`]: what they relay) and one for the operator ([`Order`]: what commands a fleet); in virtual time and
+//! in tests it stands within theirs. Files of its directory, 0700: the keys, each 0600 from its creation, and
+//! `worker.db` with tokens, nodes and certificates.
 
 mod ca;
 mod challenge;
+mod child;
+mod desk;
 mod enrol;
 mod keys;
 mod link;
+mod messages;
+mod serve;
 mod ticket;
 
 use std::os::unix::fs::DirBuilderExt as _;
@@ -22,17 +26,22 @@ use bytes::Bytes;
 use prost::Message as _;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use ca::CaError;
-pub use ca::{Ca, Csr, write_whole};
+pub(super) use ca::{Ca, Csr, write_whole};
 use challenge::Challenges;
-pub use enrol::Enrolled;
+pub use child::Child;
+pub use desk::Desk;
+pub(super) use enrol::Enrolled;
 use enrol::{Enrolment, JoinTry};
 use keys::{Keys, KeysError};
 pub use link::Link;
+pub use messages::{Ask, Draft, Noted, Order, Told};
+pub use serve::{ServeError, run};
 use ticket::{Grant, Ticket};
 
+use super::body::{self, CancelBody, CommandBody};
 use crate::model::limits::{COMMAND_BODY_BYTES, ID_BYTES, JOIN_FACTS};
 use crate::model::{CommandId, Digest, NodeId, Reason, Role, ServerTime};
 use crate::wire::bundle::TrustBundle;
@@ -45,8 +54,15 @@ use crate::wire::frames::read_envelope;
 use crate::wire::pb;
 use crate::wire::revocation::Revocation;
 
+/// A command or ticket lives at most this long, ten years: its end must be a time that can be written.
+const LONGEST_LIFE_S: u64 = 10 * 365 * 24 * 3600;
 /// A proof of a renewal holds this long, either way.
 const PROOF_AGE: Duration = Duration::from_secs(60);
+
+/// The deployment's name, where none is given.
+pub const TRUST_DOMAIN: &str = "lab.example";
+/// Node certificates hold this long, where nothing is said.
+const CERTIFICATE_LIFE: Duration = Duration::from_secs(24 * 3600);
 
 /// How a worker is to run.
 #[derive(Debug, Clone)]
@@ -59,120 +75,11 @@ pub struct Options {
     pub certificate_life: Duration,
 }
 
-/// What is asked of it.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Ask {
-    /// By a gateway: a certificate to serve with.
-    Serve {
-        /// Its certificate request.
-        csr: Der,
-        /// Names and addresses that it is dialed by.
-        hosts: Vec<String>,
-        /// All gateways of the deployment, for tickets and bundles.
-        endpoints: Vec<String>,
-    },
-    /// By a gateway: a JoinRequest to answer.
-    Join(Der),
-    /// By a gateway: a RenewRequest to answer, and the certificate that the call came with.
-    Renew {
-        /// The request.
-        request: Der,
-        /// The caller's certificate.
-        leaf: Der,
-    },
-    /// By a gateway: the newest trust bundle.
-    Bundle,
-    /// By the operator: the revocation of a node's certificates.
-    Revoke {
-        /// Whose.
-        node: NodeId,
-        /// Their serials, hex.
-        serials: Vec<String>,
-    },
-    /// By the operator: a ticket.
-    Ticket {
-        /// Machines that may use it.
-        uses: u32,
-        /// When it runs out.
-        expires_at: ServerTime,
-        /// Where those machines stand.
-        site: String,
-        /// All gateways of the deployment.
-        endpoints: Vec<String>,
-    },
-    /// By the operator: a command's body to sign.
-    Command(String),
-    /// By the operator: the cancellation of a command.
-    Cancel {
-        /// Whose.
-        node: NodeId,
-        /// Which.
-        id: CommandId,
-    },
-}
-
-/// What it answers.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Told {
-    /// To Serve: the chain, leaf first, and the CA that signs nodes.
-    Serving {
-        /// For TLS.
-        chain: Vec<Der>,
-        /// What node certificates chain to.
-        node_root: Der,
-    },
-    /// To Join: the JoinResponse to relay, and what the gateway may note.
-    Joined(Der, Box<Noted>),
-    /// To Renew: the RenewResponse to relay, and what the gateway may note.
-    Renewed(Der, Box<Noted>),
-    /// To Ticket: its one line.
-    Ticket(String),
-    /// To Bundle.
-    Bundle {
-        /// Its version.
-        version: u64,
-        /// As it was signed.
-        envelope: Envelope,
-    },
-    /// To Renew, whose proof has another time than the worker: the next proof signs these two.
-    ProofTime {
-        /// The worker's clock.
-        time: ServerTime,
-        /// Taken once.
-        challenge: String,
-        /// For people.
-        message: String,
-    },
-    /// To Command, Cancel and Revoke.
-    Signed(Envelope),
-    /// A node is refused.
-    Refused {
-        /// The token.
-        reason: Reason,
-        /// For people.
-        message: String,
-    },
-    /// What was asked cannot be done.
-    Failed(String),
-}
-
-/// What a gateway notes of a certificate that was issued.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Noted {
-    /// The node.
-    pub node: NodeId,
-    /// Where it stands.
-    pub site: String,
-    /// host or ramdisk.
-    pub role: Role,
-    /// Its identity generation.
-    pub generation: u64,
-    /// Of the certificate, hex.
-    pub serial: String,
-    /// When it runs out.
-    pub not_after: ServerTime,
+impl Options {
+    /// The defaults for a directory.
+    pub fn new(state: PathBuf) -> Self {
+        Self { state, trust_domain: TRUST_DOMAIN.into(), certificate_life: CERTIFICATE_LIFE }
+    }
 }
 
 /// Why a worker cannot be opened.
@@ -258,23 +165,26 @@ impl Worker {
         })
     }
 
-    /// Answers. Blocks as long as a disk does.
+    /// Answers a gateway. Blocks as long as a disk does.
     pub fn answer(&self, ask: Ask, now: ServerTime) -> Told {
-        let told = match ask {
+        told(match ask {
             Ask::Serve { csr, hosts, endpoints } => self.serve(&csr.0, &hosts, &endpoints, now),
             Ask::Join(request) => self.join(&request.0, now),
             Ask::Renew { request, leaf } => self.renew(&request.0, &leaf.0, now),
             Ask::Bundle => self.newest_bundle(now),
-            Ask::Revoke { node, serials } => self.revocation(node, serials, now),
-            Ask::Ticket { uses, expires_at, site, endpoints } => {
-                self.ticket(Grant { uses, expires_at, site }, &endpoints)
-            }
-            Ask::Command(body) => self.command(body, now),
-            Ask::Cancel { node, id } => self.cancel(node, id, now),
-        };
-        told.unwrap_or_else(|error| {
-            tracing::error!(error = %super::session::chain(&error), "a request to the worker failed");
-            Told::Failed(super::session::chain(&error))
+        })
+    }
+
+    /// Obeys the operator. Blocks as long as a disk does.
+    pub fn obey(&self, order: Order, now: ServerTime) -> Told {
+        told(match order {
+            Order::Ticket { uses, ttl_s, site } => self.ticket(uses, ttl_s, site, now),
+            Order::Command(draft) => self.command(&draft, now),
+            Order::Cancel { node, id } => self.cancel(&node, &id, now),
+            Order::Revoke(node) => self.set_revoked(&node, true),
+            Order::RevokeForGood(node) => self.revocation(node, now),
+            Order::Unrevoke(node) => self.set_revoked(&node, false),
+            Order::Forget(node) => self.forget(&node),
         })
     }
 
@@ -365,7 +275,12 @@ impl Worker {
         })
     }
 
-    fn revocation(&self, node_id: NodeId, serials: Vec<String>, now: ServerTime) -> Result<Told, AskError> {
+    /// Revokes the certificates of a node, and signs that for the node to keep.
+    fn revocation(&self, node_id: NodeId, now: ServerTime) -> Result<Told, AskError> {
+        if let failed @ Told::Failed(_) = self.set_revoked(&node_id, true)? {
+            return Ok(failed);
+        }
+        let serials = self.enrolment().serials(&node_id)?;
         let trust_domain = self.trust_domain.clone();
         let body = Revocation { trust_domain, node_id, serials, issued_at: now };
         Ok(Told::Signed(self.sign_pinned::<Revocation>(&body)?))
@@ -375,17 +290,41 @@ impl Worker {
         Ok(sign(T::TYPE, json(body), &*self.keys.join_signing, Vec::new())?)
     }
 
-    fn ticket(&self, grant: Grant, endpoints: &[String]) -> Result<Told, AskError> {
+    fn ticket(&self, uses: u32, ttl_s: u64, site: String, now: ServerTime) -> Result<Told, AskError> {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+        if site.is_empty() || site.len() > 64 || !site.bytes().all(plain) {
+            return Ok(Told::Failed(format!("not a site: {site:?} (1 to 64 of A-Z a-z 0-9 . _ -)")));
+        }
+        if uses == 0 {
+            return Ok(Told::Failed("a ticket needs at least one use".into()));
+        }
+        if ttl_s > LONGEST_LIFE_S {
+            return Ok(too_long_lived());
+        }
+        let grant = Grant { uses, expires_at: now.plus(Duration::from_secs(ttl_s)), site };
         let enrolment = self.enrolment();
-        enrolment.set_endpoints(endpoints)?;
+        let endpoints = enrolment.endpoints()?;
         if endpoints.is_empty() {
             return Ok(Told::Failed("no gateway has started yet, so a ticket could name none".into()));
         }
         let ticket = self.with_rng(|rng| {
-            Ticket::new(&grant, &self.trust_domain, endpoints, &self.keys.pins(&self.ca), rng)
+            Ticket::new(&grant, &self.trust_domain, &endpoints, &self.keys.pins(&self.ca), rng)
         });
         enrolment.add_token(&ticket.token_sha256(), &grant)?;
         Ok(Told::Ticket(ticket.line()))
+    }
+
+    fn set_revoked(&self, node: &NodeId, revoked: bool) -> Result<Told, AskError> {
+        Ok(match self.enrolment().set_revoked(node, revoked)? {
+            0 => Told::Failed(format!("no node {node} has joined; list them with: bcd ctl nodes")),
+            _ => Told::Done,
+        })
+    }
+
+    /// Also of a node that is not known: what was begun is then finished by asking again.
+    fn forget(&self, node: &NodeId) -> Result<Told, AskError> {
+        self.enrolment().forget(node)?;
+        Ok(Told::Done)
     }
 
     fn join(&self, request: &[u8], now: ServerTime) -> Result<Told, AskError> {
@@ -528,7 +467,21 @@ impl Worker {
         Ok((issued, bundle, noted))
     }
 
-    fn command(&self, body: String, now: ServerTime) -> Result<Told, AskError> {
+    fn command(&self, draft: &Draft, now: ServerTime) -> Result<Told, AskError> {
+        if draft.ttl_s > LONGEST_LIFE_S {
+            return Ok(too_long_lived());
+        }
+        let id = draft.id.clone().unwrap_or_else(|| self.with_rng(CommandId::random));
+        let body = body::text(&CommandBody {
+            trust_domain: &self.trust_domain,
+            node_id: &draft.node,
+            id: &id,
+            kind: &draft.kind,
+            issued_at: now,
+            not_after: now.plus(Duration::from_secs(draft.ttl_s)),
+            min_generation: 0,
+            args: &draft.args,
+        });
         if body.len() > COMMAND_BODY_BYTES {
             let message =
                 format!("the command's body has {} bytes, at most {COMMAND_BODY_BYTES}", body.len());
@@ -537,15 +490,22 @@ impl Worker {
         Ok(Told::Signed(self.keys.sign_as_worker(COMMAND_TYPE, body.into(), now)?))
     }
 
-    fn cancel(&self, node: NodeId, id: CommandId, now: ServerTime) -> Result<Told, AskError> {
-        let body = super::body::CancelBody {
-            trust_domain: &self.trust_domain,
-            node_id: &node,
-            command_id: &id,
-            issued_at: now,
-        };
+    fn cancel(&self, node: &NodeId, id: &CommandId, now: ServerTime) -> Result<Told, AskError> {
+        let body =
+            CancelBody { trust_domain: &self.trust_domain, node_id: node, command_id: id, issued_at: now };
         Ok(Told::Signed(self.keys.sign_as_worker(CANCEL_TYPE, json(&body), now)?))
     }
+}
+
+fn told(answer: Result<Told, AskError>) -> Told {
+    answer.unwrap_or_else(|error| {
+        tracing::error!(error = %super::session::chain(&error), "a request to the worker failed");
+        Told::Failed(super::session::chain(&error))
+    })
+}
+
+fn too_long_lived() -> Told {
+    Told::Failed(format!("a life may have at most {LONGEST_LIFE_S} seconds"))
 }
 
 fn json(body: &impl Serialize) -> Bytes {

@@ -11,7 +11,6 @@ const HOUR: Duration = Duration::from_secs(3600);
 struct Lab {
     worker: Worker,
     options: Options,
-    endpoints: std::cell::RefCell<Vec<String>>,
     _dir: tempfile::TempDir,
 }
 
@@ -36,7 +35,7 @@ fn lab() -> Lab {
         certificate_life: 24 * HOUR,
     };
     let worker = Worker::open(&options, NOW).unwrap();
-    let lab = Lab { worker, options, endpoints: std::cell::RefCell::default(), _dir: dir };
+    let lab = Lab { worker, options, _dir: dir };
     lab.serve(&["gw1:443"]);
     lab
 }
@@ -52,20 +51,14 @@ fn same(pair: &KeyPair) -> KeyPair {
 impl Lab {
     fn serve(&self, endpoints: &[&str]) {
         let endpoints: Vec<String> = endpoints.iter().map(|text| (*text).to_owned()).collect();
-        self.endpoints.replace(endpoints.clone());
         let csr = Der::from(&*request(&KeyPair::generate().unwrap()));
         let told = self.worker.answer(Ask::Serve { csr, hosts: Vec::new(), endpoints }, NOW);
         assert!(matches!(told, Told::Serving { .. }), "{told:?}");
     }
 
     fn pins(&self) -> Pins {
-        let ask = Ask::Ticket {
-            uses: 9,
-            expires_at: NOW.plus(HOUR),
-            site: "fra1".into(),
-            endpoints: self.endpoints.borrow().clone(),
-        };
-        let Told::Ticket(line) = self.worker.answer(ask, NOW) else { panic!("no ticket") };
+        let order = Order::Ticket { uses: 9, ttl_s: HOUR.as_secs(), site: "fra1".into() };
+        let Told::Ticket(line) = self.worker.obey(order, NOW) else { panic!("no ticket") };
         let json = data_encoding::BASE64URL_NOPAD.decode(line.strip_prefix("bcd1.").unwrap().as_bytes());
         let ticket: serde_json::Value = serde_json::from_slice(&json.unwrap()).unwrap();
         let field = |name: &str| ticket[name].as_str().unwrap().to_owned();
@@ -157,9 +150,9 @@ fn a_bundle_has_a_new_version_only_when_it_says_something_else() {
     lab.serve(&["gw1:443", "gw2:443"]);
     let trust = lab.node().trust;
     assert_eq!((trust.bundle.version, trust.endpoints.len()), (2, 2));
-    let Lab { worker, options, endpoints, _dir } = lab;
+    let Lab { worker, options, _dir } = lab;
     drop(worker);
-    let lab = Lab { worker: Worker::open(&options, NOW).unwrap(), options, endpoints, _dir };
+    let lab = Lab { worker: Worker::open(&options, NOW).unwrap(), options, _dir };
     assert_eq!(lab.node().trust.bundle.version, 2, "after a restart too");
 }
 
@@ -169,11 +162,64 @@ fn a_signed_command_holds_under_the_bundles_command_roots_hours_later_too() {
     let roots: CommandRoots = lab.node().trust.command_roots;
     for hours in [0, 1, 30] {
         let now = NOW.plus(hours * HOUR);
-        let Told::Signed(envelope) = lab.worker.answer(Ask::Command("{}".into()), now) else {
+        let Told::Signed(envelope) = lab.worker.obey(Order::Command(draft("{}")), now) else {
             panic!("not signed")
         };
+        let body = crate::model::Command::parse(envelope.payload.clone()).unwrap();
+        assert_eq!(body.header.issued_at, now);
         assert_eq!(roots.signer(&envelope, now).unwrap().name, "reference");
         assert!(roots.signer(&envelope, now.plus(2 * HOUR)).is_err(), "the certificate is short-lived");
+    }
+}
+
+fn draft(args: &str) -> Draft {
+    let args = serde_json::value::RawValue::from_string(args.into()).unwrap();
+    let node = NodeId::new("n-1").unwrap();
+    Draft { node, kind: "node.probe".into(), args, ttl_s: 60, id: None }
+}
+
+#[test]
+fn a_node_that_was_revoked_renews_nothing_until_that_is_taken_back() {
+    let lab = lab();
+    let node = lab.node();
+    let id = node.issued.node_id.clone();
+    assert!(matches!(lab.worker.obey(Order::Revoke(id.clone()), NOW), Told::Done));
+    assert_eq!(reason(&lab.renew(&node, NOW, |_| {})), Some(Reason::CertificateRevoked));
+    assert!(matches!(lab.worker.obey(Order::Unrevoke(id), NOW), Told::Done));
+    assert!(matches!(lab.renew(&node, NOW, |_| {}), Told::Renewed(..)));
+    let unknown = lab.worker.obey(Order::Revoke(NodeId::new("n-none").unwrap()), NOW);
+    assert!(matches!(&unknown, Told::Failed(why) if why.contains("n-none")), "{unknown:?}");
+}
+
+#[test]
+fn a_node_that_was_forgotten_renews_nothing_and_its_ticket_lets_it_in_as_another_node() {
+    let lab = lab();
+    let (pins, pair) = (lab.pins(), KeyPair::generate().unwrap());
+    let Told::Joined(_, before) = lab.join_as(&pins, &pair, None) else { panic!("not joined") };
+    let Told::Joined(_, again) = lab.join_as(&pins, &pair, None) else { panic!("not joined") };
+    assert_eq!(before.node, again.node);
+    let node = lab.node();
+    for forgotten in [&before.node, &node.issued.node_id] {
+        assert!(matches!(lab.worker.obey(Order::Forget(forgotten.clone()), NOW), Told::Done));
+    }
+    assert_eq!(reason(&lab.renew(&node, NOW, |_| {})), Some(Reason::UnknownNode));
+    let Told::Joined(_, anew) = lab.join_as(&pins, &pair, None) else { panic!("not joined") };
+    assert_ne!(before.node, anew.node);
+}
+
+#[test]
+fn what_lives_too_long_or_has_no_site_is_signed_for_nobody() {
+    let lab = lab();
+    let long = Draft { ttl_s: LONGEST_LIFE_S + 1, ..draft("{}") };
+    let orders = [
+        (Order::Command(long), "seconds"),
+        (Order::Ticket { uses: 1, ttl_s: LONGEST_LIFE_S + 1, site: "fra1".into() }, "seconds"),
+        (Order::Ticket { uses: 0, ttl_s: 1, site: "fra1".into() }, "one use"),
+        (Order::Ticket { uses: 1, ttl_s: 1, site: "a b".into() }, "not a site"),
+    ];
+    for (order, why) in orders {
+        let told = lab.worker.obey(order, NOW);
+        assert!(matches!(&told, Told::Failed(said) if said.contains(why)), "{told:?}");
     }
 }
 
@@ -235,15 +281,18 @@ fn a_node_with_another_clock_renews_by_a_challenge_that_is_taken_once_and_soon()
 fn a_revocation_names_the_certificates_of_its_node_and_holds_under_the_pinned_key() {
     let lab = lab();
     let (node, pins) = (lab.node(), lab.pins());
-    let ask = Ask::Revoke { node: node.issued.node_id.clone(), serials: vec!["4a".into()] };
-    let Told::Signed(envelope) = lab.worker.answer(ask, NOW) else { panic!("not signed") };
+    let order = Order::RevokeForGood(node.issued.node_id.clone());
+    let Told::Signed(envelope) = lab.worker.obey(order, NOW) else { panic!("not signed") };
     let audience = |node_id: &str| Audience {
         trust_domain: "lab.example".into(),
         node_id: NodeId::new(node_id).unwrap(),
     };
     let own = audience(node.issued.node_id.as_str());
     let revocation = Revocation::verify(&envelope, &pins.key, &own).unwrap();
-    assert!(revocation.names("4a") && !revocation.names("4b"));
+    let leaf = crate::wire::x509::read(&node.issued.chain[0].0).unwrap();
+    assert!(revocation.names(&data_encoding::HEXLOWER.encode(leaf.raw_serial())));
+    assert!(!revocation.names("4b"));
+    assert_eq!(reason(&lab.renew(&node, NOW, |_| {})), Some(Reason::CertificateRevoked));
     assert!(Revocation::verify(&envelope, &pins.key, &audience("n-other")).is_err());
 }
 

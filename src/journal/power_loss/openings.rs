@@ -5,12 +5,12 @@ use std::path::Path;
 
 use rusqlite::Connection;
 
-use super::disk::{Image, Op};
+use super::disk::{DiskError, Image, Op};
 use super::sweep::crashes;
 use super::vfs::Vfs;
 use super::workload::{self, Scenario, id, now};
-use crate::journal::{Journal, schema, settings};
-use crate::model::{JournalId, NodeId, Outcome};
+use crate::journal::{Hindrance, Journal, OpenError, WriteError, schema, settings};
+use crate::model::{EventType, JournalId, NodeId, Outcome};
 
 /// A disk that somebody opens, and its directory for what lies on the real one.
 struct Opening {
@@ -76,7 +76,8 @@ fn a_power_loss_while_a_journal_is_moved_aside_keeps_it_with_its_log_and_the_nex
         let (db, log) = (aside(b'd').expect(case), aside(b'l').expect(case));
         assert!(db.starts_with("journal.db.corrupt-"), "{case}: {db}");
         assert_eq!(log, &format!("{db}-wal"), "{case}");
-        let kept = disk.keys().filter(|name| name.starts_with("journal.db.corrupt-")).count();
+        let kept = disk.keys().filter(|name| name.starts_with("journal.db.corrupt-"));
+        let kept = kept.filter(|name| !name.ends_with(".untold")).count();
         // The three latest pairs; a crash before the oldest went leaves it to the next move.
         assert!((6..=8).contains(&kept), "{case}: {:?}", disk.keys());
         for byte in 2..=3 {
@@ -84,6 +85,13 @@ fn a_power_loss_while_a_journal_is_moved_aside_keeps_it_with_its_log_and_the_nex
         }
         let snapshot = now(journal.snapshot()).expect("read");
         assert!(snapshot.commands.is_empty(), "{case}: {snapshot:?}");
+        let events = now(journal.events(0, 100, usize::MAX)).expect("read").events;
+        let told: Vec<String> = events
+            .iter()
+            .filter(|event| event.kind == EventType::JournalMovedAside.name())
+            .map(|event| event.body.clone())
+            .collect();
+        assert_eq!(told, [format!(r#"{{"kept":"{db}"}}"#)], "{case}: told once, whatever the crash");
     });
     assert!(cases >= 60, "{cases}");
 }
@@ -123,5 +131,41 @@ fn every_older_schema_is_brought_up_to_date_whatever_power_loss_falls_into_it_an
             assert!(journal.pending_events().borrow().count > 0, "{case}");
         });
         assert!(cases >= 20, "schema {version}: {cases}");
+    }
+}
+
+/// What holds an opening up whose disk breaks at the operation `n`; absent where the opening ended all the same.
+fn hindered(opening: &Opening, image: &Image, n: usize) -> Option<Hindrance> {
+    opening.vfs.boot(image.clone());
+    opening.vfs.disk().fail_after(n, DiskError::Broken);
+    let opened = opening.open("j-broken");
+    opening.vfs.disk().cut_power();
+    let error = opened.err()?;
+    let by_open = error.downcast_ref::<OpenError>().map(OpenError::hindrance);
+    let hindrance = by_open.or_else(|| error.downcast_ref::<WriteError>().map(WriteError::hindrance));
+    Some(hindrance.flatten().unwrap_or_else(|| panic!("operation {n}: {error:#}")))
+}
+
+#[test]
+fn a_sync_that_fails_in_any_step_of_an_opening_is_told_from_every_other_error_of_the_disk() {
+    let opening = Opening::new();
+    let mut half_moved = Image::new();
+    half_moved.insert("journal.db-wal".into(), garbage(b'l'));
+    half_moved.insert("journal.db.corrupt-1".into(), garbage(b'd'));
+    for image in [Image::new(), half_moved, old_journal(&opening, 1)] {
+        opening.vfs.boot(image.clone());
+        let journal = opening.open("j-first").expect("opened");
+        let trace: Vec<Op> = opening.vfs.disk().trace().to_vec();
+        opening.vfs.disk().cut_power();
+        drop(journal);
+        let mut syncs = 0;
+        for (n, op) in trace.iter().enumerate() {
+            let sync = matches!(op, Op::Sync { .. } | Op::SyncDir);
+            let found = hindered(&opening, &image, n);
+            let told = matches!(found, Some(Hindrance::FailedSync(_)));
+            assert_eq!(told, sync, "operation {n}, {op:?}: {found:?}");
+            syncs += usize::from(sync);
+        }
+        assert!(syncs >= 4, "{syncs} syncs in {} operations", trace.len());
     }
 }

@@ -139,8 +139,8 @@ fn io_error(error: DiskError) -> io::Error {
         DiskError::Off => io::Error::other("the power is off"),
         DiskError::Missing => io::ErrorKind::NotFound.into(),
         DiskError::Exists => io::ErrorKind::AlreadyExists.into(),
-        DiskError::Full => io::ErrorKind::StorageFull.into(),
-        DiskError::Broken => io::Error::other("the device reports an error"),
+        DiskError::Full => io::Error::from_raw_os_error(nix::libc::ENOSPC),
+        DiskError::Broken => io::Error::from_raw_os_error(nix::libc::EIO),
     }
 }
 
@@ -154,8 +154,7 @@ impl JournalDisk for Vfs {
     }
 
     fn create(&self, path: &Path) -> io::Result<()> {
-        let mut disk = self.disk();
-        disk.create(&base_name(path)).and_then(|inode| disk.sync(inode)).map_err(io_error)
+        self.disk().create(&base_name(path)).map(drop).map_err(io_error)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -183,6 +182,13 @@ impl JournalDisk for Vfs {
         if missing > 0 {
             disk.write(inode, len, &vec![0; missing]).map_err(io_error)?;
         }
+        Ok(())
+    }
+
+    fn sync(&self, path: &Path) -> io::Result<()> {
+        let mut disk = self.disk();
+        // As above.
+        let Some(inode) = disk.inode(&base_name(path)) else { return Ok(()) };
         disk.sync(inode).map_err(io_error)
     }
 }

@@ -283,3 +283,66 @@ async fn a_recovery_that_cannot_be_written_is_an_error_and_changes_nothing() {
     assert_eq!(error.why, Reason::Disk);
     assert_eq!(machine.start_at(ISSUED).1.interrupted, [id("c-1")]);
 }
+
+fn not_recovered(machine: &Machine, faults: &Faults) -> WriteError {
+    let locked = machine.locked().with_faults(faults.clone());
+    locked.recover(Some(at(ISSUED))).map(|(_, recovered)| recovered).expect_err("not recovered")
+}
+
+#[tokio::test]
+async fn only_the_disk_holds_a_recovery_up_and_a_failed_sync_is_told_from_what_passes() {
+    use rusqlite::ffi;
+    let machine = Machine::new();
+    for code in [ffi::SQLITE_FULL, ffi::SQLITE_READONLY, ffi::SQLITE_IOERR_WRITE, ffi::SQLITE_CANTOPEN] {
+        let faults = Faults::default();
+        faults.fail(At::Commit, code);
+        let error = not_recovered(&machine, &faults);
+        assert!(matches!(error.hindrance(), Some(Hindrance::Passing(_))), "{code}: {error:?}");
+    }
+    for code in [ffi::SQLITE_IOERR_FSYNC, ffi::SQLITE_IOERR_DIR_FSYNC] {
+        let faults = Faults::default();
+        faults.fail(At::Commit, code);
+        let error = not_recovered(&machine, &faults);
+        assert!(matches!(error.hindrance(), Some(Hindrance::FailedSync(_))), "{code}: {error:?}");
+    }
+    for code in [ffi::SQLITE_CORRUPT, ffi::SQLITE_CONSTRAINT] {
+        let faults = Faults::default();
+        faults.fail(At::Commit, code);
+        assert_eq!(not_recovered(&machine, &faults).hindrance(), None, "{code}");
+    }
+}
+
+#[tokio::test]
+async fn a_row_that_cannot_be_read_is_not_waited_out() {
+    let machine = Machine::new();
+    accepted(&machine.start(), "c-1", ONCE).await;
+    machine.sql().execute("UPDATE commands SET id = 'not/an id'", []).expect("written");
+    let error = not_recovered(&machine, &Faults::default());
+    assert_eq!(error.hindrance(), None, "{error:?}");
+}
+
+#[tokio::test]
+async fn the_records_of_every_attempt_go_with_their_commands_tombstone() {
+    let machine = Machine::new();
+    let journal = machine.start();
+    let running = running(&journal, "c-1", RETRY_SAFE).await;
+    let other = running_record(&machine, &journal, &self::running(&journal, "c-10", RETRY_SAFE).await, 1);
+    for attempt in 1..=3 {
+        let record = running_record(&machine, &journal, &running, attempt);
+        record.create(&machine.state()).expect("a record");
+        Ended { begun: record, outcome: success() }.write(&machine.state()).expect("written");
+    }
+    other.create(&machine.state()).expect("a record");
+    begun::remove(&machine.state(), &id("c-1"), 3).expect("removed");
+    let outcomes = std::fs::read_dir(machine.state().join("outcome")).expect("a directory").count();
+    assert_eq!((machine.records(), outcomes), (1, 0), "another command's stays");
+}
+
+fn running_record(
+    machine: &Machine,
+    journal: &Journal,
+    running: &Durable<Running>,
+    attempt: u32,
+) -> begun::Record {
+    begun::Record { attempt, ..begun::Record::of(&machine.starter(journal), running) }
+}

@@ -87,7 +87,7 @@ fn lie(evidence: &Evidence, handed: &Handed, row: &CommandView) -> Option<String
 fn too_early(handed: &Handed, row: &CommandView) -> bool {
     let ttl_ms =
         i64::try_from(handed.planned.ttl_s()).map_or(i64::MAX, |seconds| seconds.saturating_mul(1000));
-    row.ended_ms < row.enqueued_ms.saturating_add(ttl_ms)
+    row.ended_ms < handed.signed_ms.saturating_add(ttl_ms)
 }
 
 /// I5, over what exists: no death of a daemon, lost link, lost journal or dead gateway ends a program that runs. Only a

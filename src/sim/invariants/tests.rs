@@ -63,7 +63,7 @@ fn good() -> Evidence {
     ];
     for (id, class) in classes {
         let planned = Planned { id: CommandId::new(id).expect("an id"), agent: 0, class };
-        evidence.handed.insert(planned.id.clone(), Handed { planned, acknowledged: true });
+        evidence.handed.insert(planned.id.clone(), Handed { planned, acknowledged: true, signed_ms: 0 });
         let (state, reason) =
             if class == Class::Fails { ("failed", "exit-status") } else { ("succeeded", "") };
         evidence.commands.push(view(id, state, reason));

@@ -18,6 +18,7 @@ use super::super::gateway_process::GatewayError;
 use super::net::Net;
 use crate::clock::Clock;
 use crate::gateway::control::{ClientError, Request, Response};
+use crate::gateway::worker::Link;
 use crate::gateway::{self, Local, Options};
 use crate::wire::link::Endpoint;
 
@@ -35,8 +36,8 @@ pub struct Terms {
     pub store: PathBuf,
     /// Its seed; each start has its own chance.
     pub seed: u64,
-    /// Node certificates hold this long.
-    pub certificate_life: Duration,
+    /// The worker of all of them.
+    pub worker: Link,
     /// Interval of heartbeats.
     pub heartbeat: Duration,
 }
@@ -129,12 +130,12 @@ impl VirtualGateway {
         Options {
             endpoints: vec![self.endpoint()],
             store: Some(self.terms.store.clone()),
-            certificate_life: self.terms.certificate_life,
             heartbeat_interval: self.terms.heartbeat,
             seed: Some(seed),
             ..Options::new(
                 self.terms.state.clone(),
                 SocketAddr::from((Ipv4Addr::LOCALHOST, PORT + self.number)),
+                self.terms.worker.clone(),
             )
         }
     }

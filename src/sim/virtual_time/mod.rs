@@ -19,13 +19,15 @@ pub use gateway::VirtualGateway;
 
 use super::agent::{Ground, Means};
 use super::cable::Weather;
-use super::gateways::{Gateway, Gateways};
+use super::gateways::{Gateway, Gateways, WORKER};
 use super::report::Report;
 use super::run::{self, World};
 use super::{Options, SimError, seed};
 use crate::blocking::inline::Inline;
 use crate::clock::{Clock, TokioClock};
+use crate::gateway::worker::{self, Desk, Link, Worker};
 use crate::journal::Mode;
+use crate::model::ServerTime;
 use crate::wire::tls::BUILD_TIME;
 use gateway::{Locals, Terms};
 use log::EventLog;
@@ -67,6 +69,7 @@ pub fn run(options: Options, work: &Path, log: File) -> Result<Report, SimError>
 async fn world(options: &Options, work: &Path, clock: Arc<dyn Clock>) -> Result<World, SimError> {
     let (net, all) = (Net::default(), Locals::default());
     let chance = |part, number| rand::RngCore::next_u64(&mut seed::stream(options.seed, part, number));
+    let worker = worker(options, work, &clock)?;
     let mut gateways = Vec::with_capacity(options.gateways);
     for number in 0..options.gateways {
         let number = u16::try_from(number).unwrap_or(u16::MAX);
@@ -74,7 +77,7 @@ async fn world(options: &Options, work: &Path, clock: Arc<dyn Clock>) -> Result<
             state: work.join(format!("gateway-{number}")),
             store: work.join("gateways"),
             seed: chance("gateway", number.into()),
-            certificate_life: options.duration + SPARE,
+            worker: Link::here(Arc::clone(&worker), Arc::clone(&clock)),
             heartbeat: options.heartbeat,
         };
         let gateway =
@@ -94,5 +97,17 @@ async fn world(options: &Options, work: &Path, clock: Arc<dyn Clock>) -> Result<
         journal: Mode::Inline,
     };
     let ground = Ground { clock, climate: CLIMATE, means: Box::new(means) };
-    Ok(World { ground: Arc::new(ground), gateways: Gateways::of(gateways), addresses, pause: LIVE })
+    let desk = Desk::here(worker, Arc::clone(&ground.clock));
+    Ok(World { ground: Arc::new(ground), gateways: Gateways::of(gateways, desk), addresses, pause: LIVE })
+}
+
+/// The worker, which no fault befalls: a process of its own would go on while gateways die.
+fn worker(options: &Options, work: &Path, clock: &Arc<dyn Clock>) -> Result<Arc<Worker>, SimError> {
+    let terms = worker::Options {
+        certificate_life: options.duration + SPARE,
+        ..worker::Options::new(work.join(WORKER))
+    };
+    let worker = Worker::open(&terms, ServerTime(clock.wall_ms())).map_err(SimError::Worker)?;
+    worker.draw_from(seed::stream(options.seed, "worker", 0));
+    Ok(Arc::new(worker))
 }

@@ -125,9 +125,7 @@ fn a_daemon_that_is_killed_gives_its_journal_back() {
 #[test]
 fn an_expired_identity_that_a_join_has_replaced_is_used_without_a_restart() {
     let gateway_dir = tempfile::tempdir().unwrap();
-    let short = Gateway::start_with(gateway_dir.path(), |options| {
-        options.certificate_life = Duration::from_secs(2);
-    });
+    let short = Gateway::certifying_for(gateway_dir.path(), Duration::from_secs(2), |_| {});
     // A join that is cut short has made its key; whoever goes on with it joins as the same node.
     let [machine, anew] = [Machine::new(), Machine::new()];
     let ticket = machine.write_ticket(&short.ticket(1, 3600));

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bcd::clock::{Clock, SystemClock};
-use bcd::gateway::control::{Client, Request, Response};
+use bcd::gateway::control::{Operator, Request, Response};
+use bcd::gateway::worker::Draft;
 use bcd::identity::Ticket;
 use bcd::identity::join::{JournalOptions, Options as JoinOptions, join};
 use bcd::journal::{EventLimits, Limits, Mode, OpenError};
@@ -123,14 +124,13 @@ impl Clock for SetBack {
     }
 }
 
-async fn probe(gateway: &std::path::Path, node: &NodeId) -> String {
-    let mut client = Client::connect(gateway).await.unwrap();
+async fn probe(gateway: &Gateway, node: &NodeId) -> String {
+    let mut operator = Operator::connect(&gateway.state, gateway.desk.clone()).await.unwrap();
     let args = serde_json::value::RawValue::from_string("{}".into()).unwrap();
     let kind = "node.probe".to_owned();
-    let request = Request::Enqueue { node: node.clone(), kind, args, ttl_s: 60, id: None };
-    let Response::Enqueued(id) = client.call(&request).await.unwrap() else { panic!("not enqueued") };
+    let id = operator.enqueue(Draft { node: node.clone(), kind, args, ttl_s: 60, id: None }).await.unwrap();
     for _ in 0..1000 {
-        match client.call(&Request::Show { id: id.clone() }).await.unwrap() {
+        match operator.gateway.call(&Request::Show { id: id.clone() }).await.unwrap() {
             Response::Command(Some(view)) if bcd::sim::invariants::is_terminal(&view.state) => {
                 return view.state;
             }
@@ -152,9 +152,9 @@ async fn a_wall_clock_set_back_a_year_changes_nothing_in_a_live_session_nor_at_a
         let node = build(&options).await;
         let (say, stop) = watch::channel(false);
         let run = tokio::spawn(node.run(stop));
-        assert_eq!(probe(&gateway.state, &node_id).await, "succeeded");
+        assert_eq!(probe(&gateway, &node_id).await, "succeeded");
         clock.0.store(after, std::sync::atomic::Ordering::Relaxed);
-        assert_eq!(probe(&gateway.state, &node_id).await, "succeeded");
+        assert_eq!(probe(&gateway, &node_id).await, "succeeded");
         say.send(true).unwrap();
         assert_eq!(run.await.unwrap(), Exit::Done);
     }

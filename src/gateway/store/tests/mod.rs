@@ -102,6 +102,7 @@ impl Bench {
             capabilities: Vec::new(),
             last_epoch: self.epoch.load(Ordering::Relaxed),
             results: Vec::new(),
+            running: Vec::new(),
         }
     }
 

@@ -5,7 +5,8 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::thread::sleep;
 use std::time::Duration;
 
-use bcd::gateway::control::{Request, Response};
+use bcd::gateway::control::Response;
+use bcd::gateway::worker::Draft;
 use bcd::model::{CommandId, NodeId};
 use bcd::sim::history::Handed;
 use bcd::sim::load::Planned;
@@ -208,19 +209,20 @@ impl Campaign {
         for _ in 0..self.rng.random_range(2..5) {
             let planned = self.programs.draw();
             self.enqueue(&planned);
-            self.handed.insert(planned.id.clone(), Handed { planned, acknowledged: true });
+            self.handed.insert(planned.id.clone(), Handed { planned, acknowledged: true, signed_ms: 0 });
         }
     }
 
     /// A gateway that dies meanwhile is started again, and asked again: the id makes it one command.
     fn enqueue(&mut self, planned: &Planned) {
-        let request = Request::Enqueue {
+        let draft = Draft {
             node: self.node.clone(),
             kind: planned.kind().into(),
             args: programs::args(&self.lab, planned),
             ttl_s: planned.ttl_s(),
             id: Some(planned.id.clone()),
         };
+        let request = self.lab.signed(draft);
         let lab = &mut self.lab;
         let answer = until("the gateway's word on a command", || {
             let answer = lab.try_ask(&request);

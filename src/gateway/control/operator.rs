@@ -1,0 +1,106 @@
+//! An operator: has the worker sign what commands a node, and gives it to a gateway.
+
+use std::path::Path;
+
+use super::{Client, Request, Response};
+use crate::gateway::lines::ClientError;
+use crate::gateway::worker::{Desk, Draft, Order};
+use crate::model::{CommandId, NodeId};
+
+/// A gateway and the worker of its deployment.
+#[derive(Debug)]
+pub struct Operator {
+    /// The gateway, for what needs no signature.
+    pub gateway: Client,
+    desk: Desk,
+}
+
+impl Operator {
+    /// Connects to the gateway of a state directory; the worker is asked when it is needed.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn connect(gateway: &Path, desk: Desk) -> Result<Self, ClientError> {
+        Ok(Self { gateway: Client::connect(gateway).await?, desk })
+    }
+
+    /// A new join ticket, one line.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn ticket(&self, uses: u32, ttl_s: u64, site: &str) -> Result<String, ClientError> {
+        self.desk.ticket(uses, ttl_s, site).await
+    }
+
+    /// Puts a command into its node's queue.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn enqueue(&mut self, draft: Draft) -> Result<CommandId, ClientError> {
+        let command = self.desk.command(draft).await?;
+        match self.gateway.call(&Request::Enqueue { command }).await? {
+            Response::Enqueued(id) => Ok(id),
+            _ => Err(otherwise()),
+        }
+    }
+
+    /// Cancels a command.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn cancel(&mut self, id: CommandId) -> Result<(), ClientError> {
+        let view = match self.gateway.call(&Request::Show { id: id.clone() }).await? {
+            Response::Command(Some(view)) => view,
+            Response::Command(None) => {
+                return Err(ClientError::Refused(format!("no command {id} is known here")));
+            }
+            _ => return Err(otherwise()),
+        };
+        let cancellation = self.desk.cancel(view.node, id.clone()).await?;
+        self.done(&Request::Cancel { id, cancellation }).await
+    }
+
+    /// Revokes a node's certificates: first at the worker, so that none is renewed any more. For good: a connected node is
+    /// told so by the worker, and keeps it.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn revoke(&mut self, node: NodeId, for_good: bool) -> Result<(), ClientError> {
+        let revocation = if for_good {
+            Some(self.desk.revoke_for_good(node.clone()).await?)
+        } else {
+            self.desk.done(Order::Revoke(node.clone())).await?;
+            None
+        };
+        self.done(&Request::Revoke { node, revocation }).await
+    }
+
+    /// Takes that back; ends a quarantine too.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn unrevoke(&mut self, node: NodeId) -> Result<(), ClientError> {
+        self.desk.done(Order::Unrevoke(node.clone())).await?;
+        self.done(&Request::Unrevoke { node }).await
+    }
+
+    /// Deletes a node: first at the worker, so that no ticket that it has used lets it in again.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn delete(&mut self, node: NodeId) -> Result<(), ClientError> {
+        self.desk.done(Order::Forget(node.clone())).await?;
+        self.done(&Request::Delete { node }).await
+    }
+
+    async fn done(&mut self, request: &Request) -> Result<(), ClientError> {
+        match self.gateway.call(request).await? {
+            Response::Done => Ok(()),
+            _ => Err(otherwise()),
+        }
+    }
+}
+
+fn otherwise() -> ClientError {
+    ClientError::Refused("the gateway answered another question; use the same bcd for both".into())
+}

@@ -1,0 +1,104 @@
+//! Where the operator gives orders.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::link::within;
+use super::serve::OPERATOR_SOCKET;
+use super::{Draft, Order, Told, Worker};
+use crate::clock::Clock;
+use crate::gateway::lines::{ClientError, Connection, Listener};
+use crate::model::{CommandId, NodeId};
+use crate::wire::dsse::Envelope;
+
+/// The operator's way to the worker of a deployment.
+#[derive(Debug, Clone)]
+pub struct Desk(Where);
+
+#[derive(Debug, Clone)]
+enum Where {
+    Here(Arc<Worker>, Arc<dyn Clock>),
+    At(PathBuf),
+}
+
+impl Desk {
+    /// To a worker within this process.
+    pub fn here(worker: Arc<Worker>, clock: Arc<dyn Clock>) -> Self {
+        Self(Where::Here(worker, clock))
+    }
+
+    /// To the process that serves that directory.
+    pub fn at(worker: &Path) -> Self {
+        Self(Where::At(worker.join(OPERATOR_SOCKET)))
+    }
+
+    /// A new join ticket, one line.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn ticket(&self, uses: u32, ttl_s: u64, site: &str) -> Result<String, ClientError> {
+        match self.order(Order::Ticket { uses, ttl_s, site: site.to_owned() }).await? {
+            Told::Ticket(line) => Ok(line),
+            _ => Err(otherwise()),
+        }
+    }
+
+    /// A signed command.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn command(&self, draft: Draft) -> Result<Envelope, ClientError> {
+        self.signed(Order::Command(draft)).await
+    }
+
+    /// The signed cancellation of a command.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn cancel(&self, node: NodeId, id: CommandId) -> Result<Envelope, ClientError> {
+        self.signed(Order::Cancel { node, id }).await
+    }
+
+    /// The signed revocation of a node's certificates.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn revoke_for_good(&self, node: NodeId) -> Result<Envelope, ClientError> {
+        self.signed(Order::RevokeForGood(node)).await
+    }
+
+    /// An order that is carried out there.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn done(&self, order: Order) -> Result<(), ClientError> {
+        match self.order(order).await? {
+            Told::Done => Ok(()),
+            _ => Err(otherwise()),
+        }
+    }
+
+    async fn signed(&self, order: Order) -> Result<Envelope, ClientError> {
+        match self.order(order).await? {
+            Told::Signed(envelope) => Ok(envelope),
+            _ => Err(otherwise()),
+        }
+    }
+
+    async fn order(&self, order: Order) -> Result<Told, ClientError> {
+        let told = match &self.0 {
+            Where::Here(worker, clock) => within(worker, clock, |worker, now| worker.obey(order, now)).await,
+            Where::At(socket) => {
+                Connection::open(Listener::Worker, socket.clone()).await?.call(&order).await?
+            }
+        };
+        match told {
+            Told::Failed(why) | Told::Refused { message: why, .. } => Err(ClientError::Refused(why)),
+            told => Ok(told),
+        }
+    }
+}
+
+fn otherwise() -> ClientError {
+    ClientError::Refused("the worker answered another question; use the same bcd for both".into())
+}

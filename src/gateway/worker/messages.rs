@@ -1,0 +1,147 @@
+//! What a worker is asked, what it is ordered, and what it answers.
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::model::{CommandId, NodeId, Reason, Role, ServerTime};
+use crate::wire::der::Der;
+use crate::wire::dsse::Envelope;
+
+/// What a gateway may ask. Nothing of it lets it command a node: whatever it asks, the answer is the worker's to give.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ask {
+    /// A certificate to serve with.
+    Serve {
+        /// Its certificate request.
+        csr: Der,
+        /// Names and addresses that it is dialed by.
+        hosts: Vec<String>,
+        /// All gateways of the deployment, for tickets and bundles.
+        endpoints: Vec<String>,
+    },
+    /// A JoinRequest to answer.
+    Join(Der),
+    /// A RenewRequest to answer, and the certificate that the call came with.
+    Renew {
+        /// The request.
+        request: Der,
+        /// The caller's certificate.
+        leaf: Der,
+    },
+    /// The newest trust bundle.
+    Bundle,
+}
+
+/// What the operator orders.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// A join ticket.
+    Ticket {
+        /// Machines that may use it.
+        uses: u32,
+        /// Holds this long, seconds.
+        ttl_s: u64,
+        /// Where those machines stand.
+        site: String,
+    },
+    /// A command to sign.
+    Command(Draft),
+    /// The cancellation of a command to sign.
+    Cancel {
+        /// Whose.
+        node: NodeId,
+        /// Which.
+        id: CommandId,
+    },
+    /// Renews no certificate of a node any more.
+    Revoke(NodeId),
+    /// The same, and signs it for the node, which keeps it.
+    RevokeForGood(NodeId),
+    /// Takes that back; what was signed stays true.
+    Unrevoke(NodeId),
+    /// Forgets a node: its machine needs a new ticket.
+    Forget(NodeId),
+}
+
+/// A command, as the operator words it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Draft {
+    /// For whom.
+    pub node: NodeId,
+    /// The kind's name, as it will stand in the body; also one that no node knows.
+    pub kind: String,
+    /// The arguments, verbatim.
+    pub args: Box<RawValue>,
+    /// not_after lies this far ahead, seconds.
+    pub ttl_s: u64,
+    /// A command id of the caller's; absent: a new one.
+    #[serde(default)]
+    pub id: Option<CommandId>,
+}
+
+/// What it answers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Told {
+    /// To Serve: the chain, leaf first, and the CA that signs nodes.
+    Serving {
+        /// For TLS.
+        chain: Vec<Der>,
+        /// What node certificates chain to.
+        node_root: Der,
+    },
+    /// To Join: the JoinResponse to relay, and what the gateway may note.
+    Joined(Der, Box<Noted>),
+    /// To Renew: the RenewResponse to relay, and what the gateway may note.
+    Renewed(Der, Box<Noted>),
+    /// To Ticket: its one line.
+    Ticket(String),
+    /// To Bundle.
+    Bundle {
+        /// Its version.
+        version: u64,
+        /// As it was signed.
+        envelope: Envelope,
+    },
+    /// To Renew, whose proof has another time than the worker: the next proof signs these two.
+    ProofTime {
+        /// The worker's clock.
+        time: ServerTime,
+        /// Taken once.
+        challenge: String,
+        /// For people.
+        message: String,
+    },
+    /// To Command, Cancel and RevokeForGood.
+    Signed(Envelope),
+    /// To the other orders.
+    Done,
+    /// A node is refused.
+    Refused {
+        /// The token.
+        reason: Reason,
+        /// For people.
+        message: String,
+    },
+    /// What was asked cannot be done.
+    Failed(String),
+}
+
+/// What a gateway notes of a certificate that was issued.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Noted {
+    /// The node.
+    pub node: NodeId,
+    /// Where it stands.
+    pub site: String,
+    /// host or ramdisk.
+    pub role: Role,
+    /// Its identity generation.
+    pub generation: u64,
+    /// Of the certificate, hex.
+    pub serial: String,
+    /// When it runs out.
+    pub not_after: ServerTime,
+}

@@ -1,0 +1,98 @@
+//! The worker's process: its directory, and the two sockets in it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::link::within;
+use super::{Ask, Options, Order, Told, Worker, WorkerError};
+use crate::blocking;
+use crate::clock::Clock;
+use crate::gateway::lines;
+use crate::gateway::state_dir::{Held, StateError};
+use crate::gateway::task::Task;
+use crate::model::ServerTime;
+
+/// What gateways ask comes in here.
+pub const RELAY_SOCKET: &str = "relay.sock";
+/// What the operator orders comes in here.
+pub const OPERATOR_SOCKET: &str = "operator.sock";
+/// Between two looks at a directory that another worker has.
+const STAND_BY: Duration = Duration::from_millis(50);
+
+/// Why a worker does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// Its directory.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// What lies in it.
+    #[error(transparent)]
+    Worker(#[from] WorkerError),
+    /// A socket.
+    #[error("cannot listen on the worker's socket {0} (its path may have at most 107 bytes)")]
+    Socket(PathBuf, #[source] std::io::Error),
+}
+
+/// Runs a worker until `stop` resolves. While another one serves the directory it stands by.
+///
+/// # Errors
+/// See [`ServeError`].
+pub async fn run(
+    options: Options,
+    clock: Arc<dyn Clock>,
+    ready: impl FnOnce(&Path),
+    stop: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    let mut stop = std::pin::pin!(stop);
+    let held = tokio::select! {
+        biased;
+        () = &mut stop => return Ok(()),
+        held = take(options.state.clone()) => held?,
+    };
+    let (open, now) = (options.clone(), ServerTime(clock.wall_ms()));
+    let worker = Arc::new(blocking::run_or_unwind(move || Worker::open(&open, now)).await?);
+    let listen =
+        |name: &str| held.socket(name).map_err(|error| ServeError::Socket(options.state.join(name), error));
+    let (relay, operator) = (listen(RELAY_SOCKET)?, listen(OPERATOR_SOCKET)?);
+    let (asked, judge) = (Arc::clone(&worker), Arc::clone(&clock));
+    let relaying = Task::spawn(lines::serve(relay, move |ask: Result<Ask, String>| {
+        let (worker, clock) = (Arc::clone(&asked), Arc::clone(&judge));
+        async move {
+            match ask {
+                Ok(ask) => within(&worker, &clock, |worker, now| worker.answer(ask, now)).await,
+                Err(why) => Told::Failed(why),
+            }
+        }
+    }));
+    let ordering = Task::spawn(lines::serve(operator, move |order: Result<Order, String>| {
+        let (worker, clock) = (Arc::clone(&worker), Arc::clone(&clock));
+        async move {
+            match order {
+                Ok(order) => within(&worker, &clock, |worker, now| worker.obey(order, now)).await,
+                Err(why) => Told::Failed(why),
+            }
+        }
+    }));
+    ready(&options.state);
+    stop.await;
+    drop((relaying, ordering));
+    Ok(())
+}
+
+/// Takes the directory, when whoever has it lets it go.
+async fn take(dir: PathBuf) -> Result<Held, StateError> {
+    let mut told = false;
+    loop {
+        let path = dir.clone();
+        match blocking::run_or_unwind(move || Held::take(&path)).await {
+            Err(StateError::Held(_)) => {
+                if !std::mem::replace(&mut told, true) {
+                    tracing::info!(dir = %dir.display(), "another worker serves the directory; standing by");
+                }
+                tokio::time::sleep(STAND_BY).await;
+            }
+            held => return held,
+        }
+    }
+}

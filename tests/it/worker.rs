@@ -1,0 +1,102 @@
+//! The worker's process, beside a gateway and apart from it.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use bcd::gateway::worker::{Draft, Order, Told};
+use bcd::model::NodeId;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::value::RawValue;
+
+use crate::lab::{Lab, until};
+
+fn said(socket: &Path, line: &str) -> Told {
+    let mut stream = UnixStream::connect(socket).expect("a worker listens");
+    stream.write_all(format!("{line}\n").as_bytes()).expect("written");
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).expect("answered");
+    serde_json::from_str(&answer).expect("an answer")
+}
+
+fn order() -> String {
+    let draft = Draft {
+        node: NodeId::new("n-1").expect("an id"),
+        kind: "node.probe".into(),
+        args: RawValue::from_string("{}".into()).expect("JSON"),
+        ttl_s: 60,
+        id: None,
+    };
+    serde_json::to_string(&Order::Command(draft)).expect("JSON")
+}
+
+/// The children of a process that run `bcd worker`.
+fn workers_of(parent: u32) -> Vec<i32> {
+    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+    let spawned = std::fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
+    let by_threads = spawned.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    let mut pids: Vec<i32> = children
+        .into_iter()
+        .chain(by_threads)
+        .flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<i32>>())
+        .collect();
+    pids.sort_unstable();
+    pids.dedup();
+    pids.retain(|pid| {
+        std::fs::read(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|line| line.split(|byte| *byte == 0).any(|word| word == b"worker"))
+    });
+    pids
+}
+
+#[test]
+fn what_only_the_operator_may_order_is_no_request_where_gateways_ask() {
+    let lab = Lab::new();
+    let worker = lab.path("gateway/worker");
+    assert!(matches!(said(&worker.join("operator.sock"), &order()), Told::Signed(_)));
+    let refused = said(&worker.join("relay.sock"), &order());
+    assert!(matches!(&refused, Told::Failed(why) if why.contains("not a request")), "{refused:?}");
+    let garbage = said(&worker.join("operator.sock"), "{\"ticket\":1}");
+    assert!(matches!(&garbage, Told::Failed(why) if why.contains("not a request")), "{garbage:?}");
+    for socket in ["operator.sock", "relay.sock"] {
+        let mode = std::fs::metadata(worker.join(socket)).expect("there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{socket}");
+    }
+}
+
+#[test]
+fn a_killed_worker_is_started_again_and_its_gateway_goes_on() {
+    let mut lab = Lab::joined();
+    lab.start_node(None);
+    lab.probe();
+    let gateway = lab.gateway.as_ref().expect("it runs").id();
+    let [worker] = workers_of(gateway)[..] else { panic!("not one worker: {:?}", workers_of(gateway)) };
+    kill(Pid::from_raw(worker), Signal::SIGKILL).expect("killed");
+    until("another worker", || {
+        matches!(workers_of(gateway)[..], [another] if another != worker).then_some(())
+    });
+    lab.probe();
+}
+
+#[test]
+fn a_worker_apart_serves_its_gateways_and_none_of_them_holds_a_key() {
+    let mut lab = Lab::apart();
+    lab.start_gateway_with(None, &["--worker", &lab.path("worker").to_string_lossy()]);
+    let ticket = lab.ticket(1);
+    let joined = lab.join(&ticket);
+    assert!(joined.status.success(), "{joined:?}");
+    lab.start_node(None);
+    lab.probe();
+    let gateway = lab.gateway.as_ref().expect("it runs").id();
+    assert_eq!(workers_of(gateway), Vec::<i32>::new(), "it runs none of its own");
+    let files: Vec<String> = std::fs::read_dir(lab.path("gateway"))
+        .expect("its directory")
+        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+        .filter(|name| !name.starts_with("gateway.db"))
+        .collect();
+    let mut files: Vec<&str> = files.iter().map(String::as_str).collect();
+    files.sort_unstable();
+    assert_eq!(files, ["control.sock", "id", "lock", "store.lock"]);
+}
