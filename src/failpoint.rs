@@ -6,7 +6,7 @@
 //! is seen by nobody else. Of many agents in one process [`agent::Armed`] ends one: the task that comes to the step
 //! unwinds, and takes its agent with it.
 
-/// A step of a command's life, or of a join.
+/// A step of a command's life, of a join or of a renewal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step(&'static str);
 
@@ -75,6 +75,18 @@ steps! {
     JOIN_JOURNAL = "join.journal-made";
     /// identity.json was renamed into place.
     JOIN_IDENTITY = "join.identity-written";
+    /// A renewal's answer came and was verified.
+    RENEW_ANSWERED = "renew.answered";
+    /// The new key's file exists.
+    RENEW_KEY = "renew.key-written";
+    /// identity.json names the new key and certificate.
+    RENEW_IDENTITY = "renew.identity-written";
+    /// The old key is gone.
+    RENEW_KEYS_REMOVED = "renew.keys-removed";
+    /// The time of the answer is in the journal.
+    RENEW_TIME = "renew.time-kept";
+    /// A session with the new certificate is about to be opened.
+    RENEW_MOVES = "renew.moves";
     /// The gateway has marked a command dispatched, durably.
     GATEWAY_DISPATCHED = "gateway.dispatched";
     /// The gateway handed a command to the wire.

@@ -7,6 +7,8 @@
 
 mod metrics;
 mod renewal;
+mod renewing;
+mod trusting;
 mod waiting;
 
 use std::collections::BTreeSet;
@@ -19,7 +21,7 @@ use futures_util::future::BoxFuture;
 use nix::errno::Errno;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 use crate::clock::Clock;
 use crate::config::Config;
@@ -40,11 +42,14 @@ use crate::status::socket::{Question, Socket};
 use crate::systemd::Notifier;
 use crate::upkeep::{self, Conditions, Floors, FloorsError, Upkeep, failed_sync};
 use crate::wire::dsse::{Audience, CommandRoots, Policy};
+use crate::wire::frames::Notice;
 use crate::wire::grpc::GrpcDialer;
 use crate::wire::link::{Dialer, Endpoint};
 use crate::wire::tls::{self, Roots};
 use crate::wire::version::Range;
 use renewal::{Renewal, Tell};
+use renewing::Renewing;
+use trusting::Trusting;
 pub use waiting::build as build_when_the_disk_allows;
 
 /// The journal's log on a host: above SQLite's checkpoint at 1,000 pages of 4 KiB, so that commits overwrite it and
@@ -251,7 +256,7 @@ impl Node {
     }
 
     /// Runs until `stop` says true or its sender is gone, or until the journal can no longer be trusted.
-    pub async fn run(self, stop: watch::Receiver<bool>) -> Exit {
+    pub async fn run(mut self, stop: watch::Receiver<bool>) -> Exit {
         let journal = self.journal.clone();
         let socket = bind_status_socket(self.options.run_dir.as_deref());
         let lanes = Lanes::default();
@@ -260,14 +265,19 @@ impl Node {
         let (use_identity, identity) = watch::channel(self.identity.clone());
         let (use_roots, roots) = watch::channel(self.identity.trust.command_roots.clone());
         let (end, ending) = watch::channel(None);
-        let renewals = self.renewals(Tell { identity: use_identity, roots: use_roots, ending: end });
+        let replaced = Arc::new(Notify::new());
+        let tell = Tell { identity: use_identity, roots: use_roots, ending: end };
+        let renewals = self.renewals(tell, Arc::clone(&replaced));
+        let (notices, noticed) = mpsc::channel(session::NOTICES);
+        let trusting = Box::pin(self.trusting(identity.clone(), noticed, Arc::clone(&replaced)).run());
+        let renewing = self.renewing(identity.clone(), status.clone(), replaced);
         let upkeep = self.upkeep(conditions.clone(), status.clone(), identity.clone()).run();
         let notifier = Arc::clone(&self.options.notifier);
         let notified = status.clone();
         let reporter = Arc::new(self.reporter(lanes.clone(), status, conditions, identity));
         let fatal = fatal(journal.clone(), self.options.run_dir.clone(), self.options.boot_id.clone());
         let (relayed, relay) = relay(stop, ending.clone());
-        let work = self.start(lanes, say, renewals, roots, relayed.clone());
+        let work = self.start(lanes, say, (renewals, notices), roots, relayed.clone());
         let exit = tokio::select! {
             biased;
             failed = fatal => {
@@ -276,6 +286,8 @@ impl Node {
             }
             never = relay => match never {},
             () = upkeep => Exit::Failed,
+            () = renewing => Exit::Failed,
+            () = trusting => Exit::Failed,
             () = work => Exit::Done,
             () = overdue(relayed.clone()) => {
                 tracing::warn!("the stop took too long; what is unfinished is settled at the next start");
@@ -290,11 +302,54 @@ impl Node {
         (*ending.borrow()).unwrap_or(exit)
     }
 
-    fn renewals(&self, tell: Tell) -> Option<Box<dyn Renewals>> {
+    fn renewals(&self, tell: Tell, replaced: Arc<Notify>) -> Option<Box<dyn Renewals>> {
         let file = (self.options.state.clone(), self.mark?);
         let own = self.options.endpoints.clone();
         let connect = Arc::clone(&self.options.connect);
-        Some(Box::new(Renewal::new(file, own, connect, self.working.clone(), tell)))
+        Some(Box::new(Renewal::new(file, own, connect, self.working.clone(), tell, replaced)))
+    }
+
+    fn trusting(
+        &self,
+        identity: watch::Receiver<Identity>,
+        notices: mpsc::Receiver<Notice>,
+        replaced: Arc<Notify>,
+    ) -> Trusting {
+        Trusting {
+            state: self.options.state.clone(),
+            identity,
+            trust_floor: self.floors.trust_version,
+            working: self.working.clone(),
+            journal: self.journal.clone(),
+            notices,
+            replaced,
+        }
+    }
+
+    /// Renews the certificate; a node whose dialer is given has none to renew.
+    fn renewing(
+        &mut self,
+        identity: watch::Receiver<Identity>,
+        session: watch::Receiver<SessionStatus>,
+        replaced: Arc<Notify>,
+    ) -> BoxFuture<'static, ()> {
+        let renewing = self.mark.map(|_| Renewing {
+            state: self.options.state.clone(),
+            identity,
+            trust_floor: self.floors.trust_version,
+            own_endpoints: self.options.endpoints.clone(),
+            connect: Arc::clone(&self.options.connect),
+            working: self.working.clone(),
+            journal: self.journal.clone(),
+            session,
+            incarnation: self.incarnation.clone(),
+            replaced,
+            rng: StdRng::from_rng(&mut self.options.rng),
+        });
+        match renewing {
+            Some(renewing) => Box::pin(renewing.run()),
+            None => Box::pin(std::future::pending()),
+        }
     }
 
     fn upkeep(
@@ -339,7 +394,7 @@ impl Node {
         mut self,
         lanes: Lanes,
         status: watch::Sender<SessionStatus>,
-        renewals: Option<Box<dyn Renewals>>,
+        (renewals, notices): (Option<Box<dyn Renewals>>, mpsc::Sender<Notice>),
         roots: watch::Receiver<CommandRoots>,
         stop: watch::Receiver<bool>,
     ) -> impl Future<Output = ()> {
@@ -377,6 +432,7 @@ impl Node {
         let session = Session::new(SessionParts {
             credentials,
             renewals,
+            notices,
             hello: HelloFacts {
                 node_id: self.identity.node_id,
                 role: self.identity.role,
@@ -414,10 +470,10 @@ fn bind_status_socket(run: Option<&Path>) -> Option<Socket> {
 }
 
 fn log_start(identity: &Identity, recovered: &Recovered, ended: usize) {
-    let Identity { node_id, not_after, .. } = identity;
+    let Identity { node_id, leaf, .. } = identity;
     tracing::info!(
         %node_id,
-        certificate_until = %not_after,
+        certificate_until = %leaf.validity.not_after,
         waiting = recovered.waiting.len(),
         unacked = recovered.unacked,
         foreign = recovered.foreign,
@@ -440,12 +496,19 @@ fn grpc_dialer(
     connect: &Arc<dyn Connect>,
     state: &Path,
 ) -> Result<Arc<dyn Dialer>, BuildError> {
+    let tls = client_tls(identity, working)
+        .map_err(|source| BuildError::Tls { state: state.to_owned(), source })?;
+    Ok(Arc::new(GrpcDialer::new(tls, Arc::clone(connect))))
+}
+
+fn client_tls(
+    identity: &Identity,
+    working: &WorkingClock,
+) -> Result<Arc<rustls::ClientConfig>, rustls::Error> {
     let roots = Roots::Certificates(identity.trust.gateway_roots());
     // Certificates of gateways are judged by the working clock.
     let time = Arc::new(working.clone());
-    let tls = tls::client_config(&roots, Some(Arc::clone(&identity.key)), time)
-        .map_err(|source| BuildError::Tls { state: state.to_owned(), source })?;
-    Ok(Arc::new(GrpcDialer::new(Arc::new(tls), Arc::clone(connect))))
+    Ok(Arc::new(tls::client_config(&roots, Some(Arc::clone(&identity.key)), time)?))
 }
 
 /// One stop signal of two: asked for from outside, or the identity is no longer this process's.
@@ -543,12 +606,12 @@ impl Reporter {
     async fn report(&self) -> Report {
         let journal = self.journal.snapshot().await.map(|snapshot| report::Journal::of(&snapshot));
         let server_time = self.working.now();
-        let (node, not_after) = {
+        let (node, validity) = {
             let identity = self.identity.borrow();
-            (report::Node::of(&identity), identity.not_after)
+            (report::Node::of(&identity), identity.leaf.validity)
         };
-        let certificate = Certificate::at(not_after, server_time);
-        upkeep::observe(&self.conditions, &self.journal, &self.working, not_after, &self.join_again);
+        let certificate = Certificate::at(validity, server_time);
+        upkeep::observe(&self.conditions, &self.journal, &self.working, validity, &self.join_again);
         Report {
             schema: report::SCHEMA,
             version: env!("CARGO_PKG_VERSION").into(),

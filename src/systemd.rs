@@ -182,6 +182,7 @@ mod tests {
 
     fn live() -> SessionStatus {
         let live = crate::session::LiveStatus {
+            session_id: "s-1".into(),
             gateway_id: "g-1".into(),
             epoch: 7,
             proto: 2,

@@ -120,6 +120,9 @@ enum Ctl {
     Revoke {
         /// Which node.
         node: String,
+        /// Tell a connected node so, signed by the join service: it keeps that, and `unrevoke` does not bring it back.
+        #[arg(long)]
+        for_good: bool,
     },
     /// Take the revocation of a node's certificates back; also ends a quarantine.
     Unrevoke {
@@ -288,9 +291,9 @@ async fn command(args: Args) -> Result<Exit, CtlError> {
             let line = ctl.operator.ticket(uses, ttl, &site).await?;
             writeln!(std::io::stdout(), "{line}")?;
         }
-        Ctl::Revoke { node } => {
+        Ctl::Revoke { node, for_good } => {
             let node = ctl.node(&node).await?;
-            ctl.operator.revoke(node).await?;
+            ctl.operator.revoke(node, for_good).await?;
         }
         Ctl::Unrevoke { node } => {
             let node = ctl.node(&node).await?;

@@ -75,6 +75,9 @@ pub enum Request {
     },
     /// Revokes a node's certificates, and ends its session.
     Revoke {
+        /// The worker's word for it, to be relayed: the node keeps it, and no `unrevoke` brings it back.
+        #[serde(default)]
+        revocation: Option<Envelope>,
         /// Whose.
         node: NodeId,
     },

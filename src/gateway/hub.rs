@@ -14,6 +14,7 @@ use super::Settings;
 use super::admission::{self, Bucket};
 use super::lease::Grant;
 use super::store::{Lease, Store, Stray};
+use super::trust::Bundle;
 use super::worker;
 use crate::clock::Clock;
 use crate::model::{CommandId, NodeId, Reason, ServerTime};
@@ -43,6 +44,7 @@ pub struct Hub {
     refused: Mutex<BTreeMap<&'static str, u64>>,
     draining: watch::Sender<bool>,
     events: Notify,
+    bundle: Mutex<Bundle>,
 }
 
 /// A live session, as others see it.
@@ -183,7 +185,23 @@ impl Hub {
             refused: Mutex::default(),
             draining: watch::Sender::new(false),
             events: Notify::new(),
+            bundle: Mutex::default(),
         }
+    }
+
+    /// The newest trust bundle that is known here.
+    pub fn bundle(&self) -> Bundle {
+        lock(&self.bundle).clone()
+    }
+
+    /// Keeps a bundle; it is given back when it is newer than the one before.
+    pub fn keep_bundle(&self, bundle: Bundle) -> Option<Bundle> {
+        let mut held = lock(&self.bundle);
+        if bundle.version <= held.version {
+            return None;
+        }
+        held.clone_from(&bundle);
+        Some(bundle)
     }
 
     /// The control plane's clock.

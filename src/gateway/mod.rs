@@ -30,6 +30,7 @@ mod state_dir;
 mod store;
 mod task;
 mod tls;
+mod trust;
 mod update;
 pub mod worker;
 
@@ -300,6 +301,7 @@ async fn serve(
     let accepting = Task::spawn(tls::accept(listener, hub.tls.clone(), connections));
     let controlling = Task::spawn(controlling);
     let housekeeping = Task::spawn(house::keep(hub.clone()));
+    let trusting = Task::spawn(trust::follow(hub.clone()));
     let listening = Task::spawn(neighbours::listen(hub.clone(), keeping.last_notice));
     let reloading = Task::spawn(async move {
         match keeping.serving {
@@ -337,7 +339,7 @@ async fn serve(
         _ = &mut leasing => result = Err(GatewayError::Replaced(hub.store.gateway().clone())),
         ended = &mut server => result = ended.unwrap_or(Ok(())).map_err(GatewayError::from),
     }
-    drop((accepting, controlling, housekeeping, listening, reloading));
+    drop((accepting, controlling, housekeeping, trusting, listening, reloading));
     hub.set_draining(true);
     for (_, live) in hub.sessions() {
         live.end(SessionEnd::told(Code::Unavailable, Reason::Draining, "the gateway is stopping"));

@@ -20,8 +20,8 @@ use super::worker::{Ask, Noted, Told};
 use crate::failpoint;
 use crate::model::Reason;
 use crate::wire::der::Der;
-use crate::wire::pb;
 use crate::wire::version::{self, Range};
+use crate::wire::{pb, status};
 
 /// Both services over one hub.
 #[derive(Clone)]
@@ -66,7 +66,7 @@ impl Service {
         let checked = hello::check(&hello, &peer, hub.settings.protocol, hub.now())
             .map_err(|refused| hub.refuse(refused.code, refused.reason, &refused.message, None))?;
         let slot = hub.hello_slot()?;
-        let begun = self.transact(checked, &peer, caller).await?;
+        let begun = self.transact(checked, &peer, caller, hello.trust_version).await?;
         drop(slot);
         let (out, frames): (Outgoing, _) = mpsc::channel(session::OUTGOING);
         if !hub.take_over(&peer.node, &begun.live) {
@@ -95,7 +95,13 @@ impl Service {
         }
     }
 
-    async fn transact(&self, checked: Checked, peer: &Peer, caller: Weak<()>) -> Result<Begun, Status> {
+    async fn transact(
+        &self,
+        checked: Checked,
+        peer: &Peer,
+        caller: Weak<()>,
+        trust_version: u64,
+    ) -> Result<Begun, Status> {
         let hub = &self.0;
         let Checked { facts, proto } = checked;
         let lease = hub.need_lease()?;
@@ -143,6 +149,7 @@ impl Service {
             journal_id: journal_id.to_string(),
             acked_event_seq: opened.acked_event_seq,
             upgrade_required: settings.upgrade_only,
+            trust_bundle: hub.bundle().for_welcome(trust_version),
             ..Default::default()
         };
         tracing::info!(node = %peer.node, epoch = opened.epoch, "session opened");
@@ -194,13 +201,23 @@ impl Service {
     /// What the worker said instead of an answer, as the caller hears it.
     fn refused(&self, told: Told) -> Status {
         match told {
+            Told::ProofTime { time, challenge, message } => {
+                let mut status = self.0.refuse(Code::Unauthenticated, Reason::ProofTime, &message, None);
+                for (name, value) in
+                    [(status::SERVER_TIME, time.0.to_string()), (status::CHALLENGE, challenge)]
+                {
+                    if let Ok(value) = value.parse() {
+                        status.metadata_mut().insert(name, value);
+                    }
+                }
+                status
+            }
             Told::Refused { reason, message } => {
                 let code = match reason {
                     Reason::JoinInvalid => Code::InvalidArgument,
-                    Reason::CertificateExpired
-                    | Reason::CertificateRevoked
-                    | Reason::IdentitySuperseded
-                    | Reason::ProofTime => Code::Unauthenticated,
+                    Reason::CertificateExpired | Reason::CertificateRevoked | Reason::IdentitySuperseded => {
+                        Code::Unauthenticated
+                    }
                     _ => Code::PermissionDenied,
                 };
                 self.0.refuse(code, reason, &message, None)
@@ -275,6 +292,20 @@ impl pb::enrollment_server::Enrollment for Service {
     async fn renew(&self, request: Request<pb::RenewRequest>) -> Result<Response<pb::RenewResponse>, Status> {
         self.0.admit()?;
         let leaf = self.leaf(&request)?;
+        let peer = self.peer(&request)?;
+        let incarnation = request.metadata().get(status::INCARNATION);
+        let incarnation = incarnation.and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let refused = self.0.store.not_renewed(peer.node, peer.serial, incarnation).await;
+        if let Some(reason) = refused.map_err(|error| self.internal(&error))? {
+            let code = match reason {
+                Reason::UnknownNode => Code::PermissionDenied,
+                Reason::Superseded => Code::Aborted,
+                _ => Code::Unauthenticated,
+            };
+            let message =
+                "the certificate is not renewed: it was revoked, or its node is another process's now";
+            return Err(self.0.refuse(code, reason, message, None));
+        }
         let ask = Ask::Renew { request: Der(request.into_inner().encode_to_vec().into()), leaf };
         match self.0.worker.ask(ask).await {
             Told::Renewed(response, noted) => Ok(Response::new(self.relay(&response, *noted).await?)),

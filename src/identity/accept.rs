@@ -59,6 +59,9 @@ pub enum AnswerError {
     /// A field is not what the certificate says.
     #[error("its {0} is not the certificate's")]
     Contradiction(&'static str),
+    /// A renewal may change none of these.
+    #[error("its {0} is another one than this node has")]
+    Changed(&'static str),
     /// The certificate is for another key.
     #[error("its certificate is for another key than the one that was offered")]
     ForeignKey,
@@ -157,7 +160,7 @@ pub fn judge(
             return Err(AnswerError::Contradiction(what));
         }
     }
-    if server_time < leaf.not_before || server_time >= leaf.not_after {
+    if !leaf.validity.holds_at(server_time) {
         return Err(AnswerError::Validity(server_time));
     }
     let generation = issued.identity_generation;
@@ -208,7 +211,7 @@ pub(super) mod tests {
             }
         }
 
-        fn sign(&self, payload_type: &str, body: &impl serde::Serialize) -> Envelope {
+        pub(in crate::identity) fn sign(&self, payload_type: &str, body: &impl serde::Serialize) -> Envelope {
             let body = Bytes::from(serde_json::to_vec(body).unwrap());
             sign(payload_type, body, &*self.key, Vec::new()).unwrap()
         }

@@ -330,7 +330,7 @@ fn finish(
         node_id: stored.node_id.clone(),
         generation: stored.generation,
         fingerprint: stored.key.0,
-        not_after: leaf.map(|leaf| leaf.not_after).unwrap_or_default(),
+        not_after: leaf.map(|leaf| leaf.validity.not_after).unwrap_or_default(),
         server_time,
     })
 }

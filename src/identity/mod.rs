@@ -1,7 +1,7 @@
-//! Who this node is: the join, the files that keep the identity, and the key.
+//! Who this node is: the join, the renewal, the files that keep the identity, and the key.
 //!
 //! Files of the state directory: `keys/<SPKI digest>.key` comes first, `join-pending.json` names it while a join
-//! runs, and the rename of `identity.json` is the switch. Nothing here judges whether the certificate still holds:
+//! runs, and the rename of `identity.json` is the switch, for a renewal too. Nothing here judges whether the certificate still holds:
 //! that takes server time, which the session has.
 
 mod accept;
@@ -9,6 +9,8 @@ mod again;
 mod certificate;
 pub mod join;
 mod keys;
+pub mod renew;
+pub mod schedule;
 mod stored;
 mod ticket;
 
@@ -25,10 +27,11 @@ pub use keys::KeyError;
 pub use stored::FileError;
 pub use ticket::{Ticket, TicketError, Token};
 
-use crate::model::{Digest, Exit, NodeId, Role, ServerTime};
+use crate::model::{Digest, Exit, NodeId, Role};
 use crate::state_dir::{StateDir, StateError};
 use crate::wire::bundle::{BundleError, Trust};
-use crate::wire::dsse::PublicKey;
+use crate::wire::dsse::{Audience, PublicKey};
+use crate::wire::revocation::Revocation;
 use again::join_again_beside;
 use keys::NodeKey;
 use stored::{Stored as _, StoredIdentity};
@@ -56,10 +59,12 @@ pub struct Identity {
     pub join_signing_key: PublicKey,
     /// Whom to believe, and where to dial.
     pub trust: Arc<Trust>,
-    /// When the leaf begins to hold.
-    pub not_before: ServerTime,
-    /// When the leaf runs out.
-    pub not_after: ServerTime,
+    /// What the leaf says.
+    pub leaf: Leaf,
+    /// SHA-256 of the leaf: another for every certificate.
+    pub certificate: Digest,
+    /// The join service has revoked it: it is not used again.
+    pub revoked: bool,
 }
 
 /// Why an identity cannot be loaded.
@@ -175,6 +180,14 @@ fn assemble(stored: StoredIdentity, key: &NodeKey, path: PathBuf) -> Result<Iden
     let provider = rustls::crypto::ring::default_provider();
     let tls = CertifiedKey::from_der(chain.clone(), key.to_tls(), &provider)
         .map_err(|_| contradiction("the key"))?;
+    let certificate = Digest::of(first);
+    let audience = Audience { trust_domain: stored.trust_domain.clone(), node_id: stored.node_id.clone() };
+    let revoked = match &stored.revocation {
+        None => false,
+        Some(envelope) => Revocation::verify(envelope, &stored.join_signing_key, &audience)
+            .map_err(|_| contradiction("the revocation"))?
+            .names(&leaf.serial),
+    };
     let trust = Trust::verify(stored.trust_bundle, &stored.join_signing_key, &stored.trust_domain)
         .map_err(|source| LoadError::Trust { path, source })?;
     Ok(Identity {
@@ -188,8 +201,9 @@ fn assemble(stored: StoredIdentity, key: &NodeKey, path: PathBuf) -> Result<Iden
         fingerprint: key.spki(),
         join_signing_key: stored.join_signing_key,
         trust: Arc::new(trust),
-        not_before: leaf.not_before,
-        not_after: leaf.not_after,
+        leaf,
+        certificate,
+        revoked,
     })
 }
 

@@ -1,12 +1,14 @@
 //! The identity's files: identity.json, whose rename is the switch to a new identity, and join-pending.json, which
 //! lets a join that was killed go on with the same key.
 
+use rustls::pki_types::CertificateDer;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::keys;
 use crate::model::strict::{self, StrictError};
 use crate::model::{Digest, NodeId, Role};
 use crate::state_dir::{StateDir, StateError};
+use crate::wire::bundle::Trust;
 use crate::wire::der::Der;
 use crate::wire::dsse::{Envelope, PublicKey};
 
@@ -67,6 +69,9 @@ pub struct StoredIdentity {
     pub join_signing_key: PublicKey,
     /// The newest trust bundle, as it was signed.
     pub trust_bundle: Envelope,
+    /// The revocation of the certificate, as it was signed; absent: it was not revoked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revocation: Option<Envelope>,
 }
 
 /// join-pending.json.
@@ -151,6 +156,32 @@ impl Pending {
 }
 
 impl StoredIdentity {
+    /// Whether it is the file of an identity that was loaded.
+    pub fn is_of(&self, held: &super::Identity) -> bool {
+        let same = |(stored, held): (&Der, &CertificateDer<'_>)| *stored.0 == **held;
+        self.key.0 == held.fingerprint
+            && self.chain.len() == held.chain.len()
+            && self.chain.iter().zip(&held.chain).all(same)
+    }
+
+    /// With a renewed certificate. How the machine proved itself stays as it was.
+    #[must_use]
+    pub fn renewed(self, accepted: &super::Accepted) -> Self {
+        Self { attestor: self.attestor, ..Self::new(accepted) }
+    }
+
+    /// With another trust bundle.
+    #[must_use]
+    pub fn with_bundle(self, trust: &Trust) -> Self {
+        Self { trust_bundle: trust.envelope.clone(), ..self }
+    }
+
+    /// With the certificate revoked.
+    #[must_use]
+    pub fn with_revocation(self, revocation: Envelope) -> Self {
+        Self { revocation: Some(revocation), ..self }
+    }
+
     /// What [`super::Accepted`] says, in the form of the file.
     pub fn new(accepted: &super::Accepted) -> Self {
         Self {
@@ -165,6 +196,7 @@ impl StoredIdentity {
             attestor: "token".into(),
             join_signing_key: accepted.join_signing_key.clone(),
             trust_bundle: accepted.trust.envelope.clone(),
+            revocation: None,
         }
     }
 }

@@ -5,8 +5,9 @@ use stored::{KeyName, Pending};
 /// A state directory with an identity whose parts fit together, and what it was made from.
 pub(crate) struct Fixture {
     temp: tempfile::TempDir,
-    dir: StateDir,
+    pub(super) dir: StateDir,
     stored: StoredIdentity,
+    pub(super) service: accept::tests::Service,
 }
 
 impl Fixture {
@@ -16,14 +17,37 @@ impl Fixture {
 
     /// Replaces the identity by another of the same key.
     pub(crate) fn replace(&self, uris: [&str; 2], generation: u64) {
-        stored(&self.dir, &self.stored.key.0, uris, generation).write(&self.dir).unwrap();
+        stored(&self.dir, &self.service, &self.stored.key.0, uris, generation).write(&self.dir).unwrap();
+    }
+
+    /// A bundle of this version, signed by the pinned key or by another.
+    pub(crate) fn bundle(&self, version: u64, pinned: bool) -> crate::wire::dsse::Envelope {
+        let bundle = self.service.bundle(&accept::tests::authority());
+        let bundle = crate::wire::bundle::TrustBundle { version, ..bundle };
+        if pinned {
+            self.service.sign_bundle(&bundle)
+        } else {
+            accept::tests::Service::new().sign_bundle(&bundle)
+        }
+    }
+
+    /// A revocation of these serials of `node`.
+    pub(crate) fn revocation(&self, node: &str, serials: &[&str]) -> crate::wire::dsse::Envelope {
+        use crate::wire::dsse::Document as _;
+        let revocation = Revocation {
+            trust_domain: "lab.example".into(),
+            node_id: NodeId::new(node).unwrap(),
+            serials: serials.iter().map(|serial| (*serial).to_owned()).collect(),
+            issued_at: ServerTime(1_790_000_000_000),
+        };
+        self.service.sign(Revocation::TYPE, &revocation)
     }
 
     fn identity(&self) -> PathBuf {
         self.state().join(stored::IDENTITY)
     }
 
-    fn load(&self) -> Result<Identity, LoadError> {
+    pub(crate) fn load(&self) -> Result<Identity, LoadError> {
         Identity::load(&self.state())
     }
 
@@ -43,14 +67,20 @@ pub(crate) fn joined() -> Fixture {
     let dir = StateDir::ensure(&temp.path().join("state")).unwrap();
     let key = NodeKey::generate().unwrap();
     key.store(&dir).unwrap();
-    let stored = stored(&dir, &key.spki(), URIS, 1);
+    let service = accept::tests::Service::new();
+    let stored = stored(&dir, &service, &key.spki(), URIS, 1);
     stored.write(&dir).unwrap();
-    Fixture { temp, dir, stored }
+    Fixture { temp, dir, stored, service }
 }
 
-fn stored(dir: &StateDir, key: &Digest, uris: [&str; 2], generation: u64) -> StoredIdentity {
+fn stored(
+    dir: &StateDir,
+    service: &accept::tests::Service,
+    key: &Digest,
+    uris: [&str; 2],
+    generation: u64,
+) -> StoredIdentity {
     let certificate = certificate::tests::certificate(&key_pair(dir, key), &uris);
-    let service = accept::tests::Service::new();
     let leaf = Leaf::read(&certificate).unwrap();
     let mut bundle = service.bundle(&accept::tests::authority());
     bundle.trust_domain.clone_from(&leaf.trust_domain);
@@ -78,7 +108,7 @@ fn an_identity_is_loaded_with_its_key_even_when_its_certificate_is_out_of_time()
     assert_eq!(identity.node_id.as_str(), "n-1");
     assert_eq!(identity.fingerprint, fixture.stored.key.0);
     // rcgen's default validity began in 1975: nothing here looks at a clock.
-    assert!(identity.not_before < identity.not_after);
+    assert!(identity.leaf.validity.not_before < identity.leaf.validity.not_after);
 }
 
 #[test]

@@ -58,18 +58,23 @@ impl Shared {
     }
 }
 
-/// What a journal is called; an old copy is called anew.
+/// What a journal is called, and since when it knows of everything; an old copy is called anew.
 #[derive(Debug)]
 pub(super) struct Named {
     pub(super) id: JournalId,
     pub(super) birth: Option<ServerTime>,
     /// The highest event number that can have been sent under this id.
-    pub(super) sent: AtomicU64,
+    pub(super) sent: Arc<AtomicU64>,
 }
 
 impl Named {
     pub(super) fn new(id: JournalId, birth: Option<ServerTime>, sent: u64) -> Arc<Self> {
-        Arc::new(Self { id, birth, sent: sent.into() })
+        Arc::new(Self { id, birth, sent: Arc::new(sent.into()) })
+    }
+
+    /// The same journal, with a birth.
+    pub(super) fn born(&self, birth: ServerTime) -> Arc<Self> {
+        Arc::new(Self { id: self.id.clone(), birth: Some(birth), sent: Arc::clone(&self.sent) })
     }
 }
 

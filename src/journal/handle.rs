@@ -275,6 +275,15 @@ impl Journal {
         Ok(())
     }
 
+    /// A signed answer has told the time: the mark is set anew, back too, and is the birth of a journal that has none.
+    /// Durable when this returns. What has been noted of the time before is written first, so that it is outdone.
+    ///
+    /// # Errors
+    /// Nothing was written.
+    pub async fn answered(&self, time: ServerTime) -> Result<(), WriteError> {
+        self.submit(move |core| ops::answered(core, time)).await
+    }
+
     /// The epoch of the last Welcome.
     pub fn last_epoch(&self) -> u64 {
         self.shared.last_epoch.load(Ordering::Relaxed)

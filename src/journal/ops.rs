@@ -270,6 +270,17 @@ pub(super) fn welcomed(core: &mut Core, epoch: u64, mark: ServerTime) -> rusqlit
     Ok(())
 }
 
+/// Writes the time of a signed answer: the mark is set anew, back too, and a journal without a birth has one.
+pub(super) fn answered(core: &mut Core, time: ServerTime) -> rusqlite::Result<()> {
+    let sql = "UPDATE journal SET mark_ms = ?1, signed_ms = max(coalesce(signed_ms, ?1), ?1),
+        birth_ms = coalesce(birth_ms, ?1)";
+    core.conn.prepare_cached(sql)?.execute([time.0])?;
+    if core.counters.named.birth.is_none() {
+        core.counters.named = core.counters.named.born(time);
+    }
+    Ok(())
+}
+
 /// Ends what an older incarnation left, no delivery took up, and signed time has passed.
 pub(super) fn expire_left(core: &mut Core, signed: ServerTime) -> rusqlite::Result<Vec<Done>> {
     let mut ended = Vec::new();

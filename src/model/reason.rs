@@ -89,6 +89,7 @@ reasons! {
     LinkLost, "link-lost", Session, "the connection broke";
     FrameTooLarge, "frame-too-large", Session, "a frame was larger than 4 MiB";
     DrainRequested, "drain-requested", Session, "the gateway asked the node to redial elsewhere";
+    IdentityExpiring, "identity-expiring", Session, "less than a quarter of the node certificate's life is left, since it could not be renewed";
     IdentityExpired, "identity-expired", Session, "the node certificate has run out by the working clock; the node does not offer it";
     OldCopy, "old-copy", Session, "the gateway has events that this journal has not sent yet: it is an older copy of itself, takes a new id and redials";
     Stop, "stop", Session, "the daemon was asked to stop";

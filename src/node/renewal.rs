@@ -1,18 +1,19 @@
-//! A join may replace the identity while the daemon runs. Whoever waits to dial looks here whether it did.
+//! A join, a renewal or a trust bundle may replace identity.json while the daemon runs. Whoever waits to dial looks here
+//! whether one did, and a live session when this process did it itself: there is one way from the disk into use.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::grpc_dialer;
 use crate::blocking;
 use crate::identity::{Identity, Mark, join_again};
 use crate::model::Exit;
 use crate::ports::Connect;
-use crate::session::{Credentials, Renewals, WorkingClock};
+use crate::session::{Credentials, Offered, Renewals, WorkingClock};
 use crate::wire::dsse::CommandRoots;
 use crate::wire::link::{Dialer, Endpoint};
 
@@ -27,8 +28,13 @@ pub(super) fn credentials(
     Credentials {
         dialer,
         endpoints: endpoints.to_vec(),
-        cert_not_after: identity.not_after,
-        mend: join_again(state),
+        offered: Offered {
+            certificate: identity.certificate,
+            validity: identity.leaf.validity,
+            revoked: identity.revoked,
+            mend: join_again(state),
+        },
+        trust_version: identity.trust.bundle.version,
     }
 }
 
@@ -42,6 +48,7 @@ struct Shared {
     working: WorkingClock,
     tell: Tell,
     seen: Mutex<Seen>,
+    replaced: Arc<Notify>,
 }
 
 /// Who hears of an identity that has taken the place of another.
@@ -58,6 +65,8 @@ struct Seen {
     used: Mark,
     /// Said already that it cannot be used.
     unusable: Option<Mark>,
+    /// Taken from the file and not yet by the session, which may have given up a look at a slow disk.
+    found: Option<Credentials>,
 }
 
 impl Renewal {
@@ -68,26 +77,41 @@ impl Renewal {
         connect: Arc<dyn Connect>,
         working: WorkingClock,
         tell: Tell,
+        replaced: Arc<Notify>,
     ) -> Self {
-        let seen = Mutex::new(Seen { used, unusable: None });
-        Self(Arc::new(Shared { state, own_endpoints, connect, working, tell, seen }))
+        let seen = Mutex::new(Seen { used, unusable: None, found: None });
+        Self(Arc::new(Shared { state, own_endpoints, connect, working, tell, seen, replaced }))
     }
 }
 
 impl Renewals for Renewal {
     fn look(&self) -> BoxFuture<'static, Option<Credentials>> {
         let shared = Arc::clone(&self.0);
-        async move { blocking::run(move || shared.look()).await.ok().flatten() }.boxed()
+        async move {
+            let looking = Arc::clone(&shared);
+            blocking::run(move || looking.look()).await.ok()?;
+            shared.seen().found.take()
+        }
+        .boxed()
+    }
+
+    fn replaced(&self) -> BoxFuture<'static, ()> {
+        let replaced = Arc::clone(&self.0.replaced);
+        async move { replaced.notified().await }.boxed()
     }
 }
 
 impl Shared {
-    fn look(&self) -> Option<Credentials> {
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn look(&self) {
         // A file that is gone has been moved away for a join that is under way; the old identity serves until then.
-        let mark = Mark::of(&self.state)?;
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mark) = Mark::of(&self.state) else { return };
+        let mut seen = self.seen();
         if seen.used == mark {
-            return None;
+            return;
         }
         let taken = Identity::load(&self.state).map_err(super::BuildError::from).and_then(|identity| {
             let current = self.tell.identity.borrow().clone();
@@ -102,8 +126,8 @@ impl Shared {
         });
         match taken {
             Ok(taken) => {
-                *seen = Seen { used: mark, unusable: None };
-                taken
+                let found = taken.or(seen.found.take());
+                *seen = Seen { used: mark, unusable: None, found };
             }
             Err(error) => {
                 if seen.unusable.replace(mark) != Some(mark) {
@@ -113,7 +137,6 @@ impl Shared {
                         "identity.json was replaced and cannot be used; the old identity stays"
                     );
                 }
-                None
             }
         }
     }
@@ -123,8 +146,9 @@ impl Shared {
         let credentials = credentials(&identity, &self.own_endpoints, &self.state, dialer);
         tracing::info!(
             generation = identity.generation,
-            certificate_until = %identity.not_after,
-            "a new identity of this node is in use"
+            certificate_until = %identity.leaf.validity.not_after,
+            trust_version = identity.trust.bundle.version,
+            "identity.json was replaced and is in use"
         );
         self.tell.roots.send_replace(identity.trust.command_roots.clone());
         self.tell.identity.send_replace(identity);

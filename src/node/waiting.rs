@@ -242,7 +242,7 @@ impl Shared {
             lanes: BTreeMap::new(),
             running: Vec::new(),
             journal: None,
-            certificate: Certificate::at(identity.not_after, None),
+            certificate: Certificate::at(identity.leaf.validity, None),
             conditions: self.conditions.all(),
         }
     }

@@ -28,7 +28,7 @@ use crate::failpoint;
 use crate::journal::{AckOf, EventPage, PendingEvents, Unacked};
 use crate::model::limits::HELLO_RESULTS_BYTES;
 use crate::model::{EventType, JournalId, NewEvent, Reason};
-use crate::wire::frames::{Inbound, Welcome};
+use crate::wire::frames::{Inbound, Notice, Welcome};
 use crate::wire::link::{Endpoint, Link, LinkEnd};
 use crate::wire::pb;
 use crate::wire::pb::node_frame::Frame;
@@ -37,7 +37,7 @@ use crate::wire::pb::node_frame::Frame;
 const RESERVED: usize = 2;
 /// A Goodbye gets this long to leave; a clean stop has 10 s in all.
 const GOODBYE_FLUSH: Duration = Duration::from_secs(2);
-/// While it waits to dial, the node looks this often whether a join has replaced its identity.
+/// While it waits to dial, the node looks this often whether its identity was replaced.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// A disk that hangs must not keep the node from dialing.
 const LOOK_DEADLINE: Duration = Duration::from_secs(2);
@@ -49,11 +49,15 @@ pub(super) struct Driver {
     machine: Machine,
     started: Instant,
     link: Option<Box<dyn Link>>,
+    /// Of the session that is moved from: it ends when the gateway has taken the next one, not before.
+    left: Option<Box<dyn Link>>,
     resend: Resend,
     /// A heartbeat that found no room; a newer one replaces it.
     heartbeat: Option<Beat>,
     /// The epoch of a refused Welcome, recorded before the next Hello is built.
     refused_epoch: Option<u64>,
+    /// The trust bundle of the Welcome that is being applied.
+    bundle: Option<Inbound>,
     /// Of the last Welcome, in force or refused, which a journal that cannot be written does not know; 0 before the
     /// first. Without it an honest node on a full disk would look like a clone that has missed its sessions.
     last_epoch: u64,
@@ -63,6 +67,8 @@ pub(super) struct Driver {
     pending: watch::Receiver<PendingEvents>,
     outbox_ended: bool,
     looking: Pending<Option<Credentials>>,
+    /// Armed while there is somebody who may replace the credentials.
+    replaced: Pending<()>,
     look_at: Instant,
     opening: Pending<Opened>,
     applying: Pending<()>,
@@ -85,6 +91,7 @@ enum Event {
     News,
     Frame(Result<pb::GatewayFrame, LinkEnd>),
     Due,
+    Replaced,
     Looked(Option<Credentials>),
     Room,
     Outgoing(Option<Outgoing>),
@@ -108,14 +115,17 @@ impl Driver {
             parts,
             started,
             link: None,
+            left: None,
             resend: Resend::default(),
             heartbeat: None,
             refused_epoch: None,
+            bundle: None,
             last_epoch: 0,
             events: EventFlow::default(),
             pending,
             outbox_ended: false,
             looking: None,
+            replaced: None,
             look_at: started,
             opening: None,
             applying: None,
@@ -142,7 +152,7 @@ impl Driver {
     }
 
     fn due(&self) -> Option<Instant> {
-        if self.looking.is_some() {
+        if self.looking.is_some() && self.waits_to_dial() {
             return None;
         }
         let due = self.machine.due().map(|due| self.started + due);
@@ -165,6 +175,10 @@ impl Driver {
         let frames = matches!(self.machine.state(), State::AwaitingWelcome { .. } | State::Live(_));
         let outgoing = self.live() && !self.outbox_ended && self.room() > 0;
         let live = self.live();
+        let may_look = self.looking.is_none() && (live || self.waits_to_dial());
+        if self.replaced.is_none() {
+            self.replaced = self.parts.renewals.as_ref().map(|renewals| renewals.replaced());
+        }
         let link = &mut self.link;
         let receive = async {
             match link {
@@ -183,6 +197,7 @@ impl Driver {
             () = done(&mut self.renaming) => Event::Renamed,
             frame = receive => Event::Frame(frame),
             () = sleep_until(due) => Event::Due,
+            () = done(&mut self.replaced), if may_look => Event::Replaced,
             () = done(&mut self.flushed) => Event::Room,
             outgoing = self.parts.outbox.next(), if outgoing => Event::Outgoing(outgoing),
             // The journal that this session holds keeps the other end.
@@ -196,27 +211,25 @@ impl Driver {
                 let rebooting = self.parts.lanes.is_rebooting();
                 self.input(Input::Stop(if rebooting { Intent::Rebooting } else { Intent::Stopping }));
             }
-            Event::Opened(Ok((link, resend))) => {
-                let validity = link.gateway_validity();
-                self.link = Some(link);
-                self.resend = resend;
-                self.resend.suspect(self.parts.outbox.len());
-                self.input(Input::Opened(validity));
+            Event::Opened(Ok((link, resend))) => self.opened_link(link, resend),
+            Event::Opened(Err(end)) if self.live() => {
+                // What the outbox held was left to a Hello that did not go.
+                self.resend.missed();
+                self.input(Input::MoveFailed(end));
             }
             Event::Opened(Err(end)) | Event::Frame(Err(end)) => self.input(Input::Ended(end)),
-            Event::Applied => self.input(Input::Applied),
+            Event::Applied => {
+                self.left = None;
+                self.input(Input::Applied);
+            }
             Event::Read(page) => self.resend.read(page, self.parts.outbox.len()),
             Event::Frame(Ok(frame)) => self.input(match Inbound::try_from(frame) {
                 Ok(frame) => Input::Frame(frame),
                 Err(error) => Input::BadFrame(error),
             }),
-            Event::Due => match self.parts.renewals.as_ref().filter(|_| self.waits_to_dial()) {
-                Some(renewals) => {
-                    let look = tokio::time::timeout(LOOK_DEADLINE, renewals.look());
-                    self.looking = Some(look.map(|found| found.ok().flatten()).boxed());
-                }
-                None => self.input(Input::Due),
-            },
+            Event::Due if self.waits_to_dial() && self.parts.renewals.is_some() => self.look(),
+            Event::Due => self.input(Input::Due),
+            Event::Replaced => self.look(),
             Event::Looked(found) => {
                 self.look_at = Instant::now() + LOOK_EVERY;
                 let input = match found {
@@ -236,13 +249,41 @@ impl Driver {
         }
     }
 
+    fn look(&mut self) {
+        if let Some(renewals) = &self.parts.renewals {
+            let look = tokio::time::timeout(LOOK_DEADLINE, renewals.look());
+            self.looking = Some(look.map(|found| found.ok().flatten()).boxed());
+        }
+    }
+
+    /// Of a dial, or of a session that moves: its link is left open until the next Welcome is applied, so that the node
+    /// is never without one.
+    fn opened_link(&mut self, link: Box<dyn Link>, resend: Resend) {
+        let validity = link.gateway_validity();
+        let moves = self.live();
+        if moves {
+            let left = self.link.take();
+            self.forget_session();
+            self.left = left;
+        }
+        self.link = Some(link);
+        self.resend = resend;
+        self.resend.suspect(self.parts.outbox.len());
+        if moves {
+            // Results that have gone to the old link since this Hello was made, and may be lost with it.
+            self.resend.missed();
+        }
+        self.input(Input::Opened(validity));
+    }
+
     fn input(&mut self, input: Input) {
         let working = &self.parts.working;
         let now = Now { mono: self.started.elapsed(), working: working.now(), heard: working.heard() };
         let outputs = self.machine.handle(now, input);
         // Traffic changes nothing that the status shows; everything else may, an input without outputs too.
         let traffic = |output: &Output| {
-            matches!(output, Output::Deliver(_) | Output::Acked(_) | Output::EventsAcked(..))
+            let quiet = matches!(output, Output::Acked(_) | Output::EventsAcked(..));
+            quiet || matches!(output, Output::Deliver(_) | Output::Notice(_))
         };
         let changed = outputs.is_empty() || !outputs.iter().all(traffic);
         for output in outputs {
@@ -260,7 +301,12 @@ impl Driver {
 
     fn perform(&mut self, output: Output) {
         match output {
-            Output::Dial { endpoint, attempt, keep_alive } => self.open(endpoint, attempt, keep_alive),
+            Output::Dial { endpoint, attempt, keep_alive } => {
+                if self.live() {
+                    failpoint::hit(failpoint::RENEW_MOVES);
+                }
+                self.open(endpoint, attempt, keep_alive);
+            }
             Output::RecordEpoch(epoch) => self.refused(epoch),
             Output::Apply(welcome) => match self.shows_old_copy(&welcome) {
                 Some(acked) => {
@@ -270,7 +316,14 @@ impl Driver {
                 }
                 None => self.apply(&welcome),
             },
-            Output::Resume => self.log_live(),
+            Output::Resume => {
+                self.log_live();
+                match self.bundle.take() {
+                    Some(Inbound::Notice(notice)) => self.hand_on(notice),
+                    Some(Inbound::BadNotice(detail)) => self.perform(Output::BadNotice(detail)),
+                    _ => {}
+                }
+            }
             Output::Heartbeat(beat) => {
                 self.heartbeat = Some(beat);
                 if let Some(now) = self.parts.working.now() {
@@ -296,6 +349,18 @@ impl Driver {
                 self.forget_session();
                 self.link = None;
             }
+            Output::AbandonMove => {
+                self.opening = None;
+                self.resend.missed();
+            }
+            Output::MoveFailed(end) => {
+                let reason = end.reason.map_or("-", Reason::token);
+                tracing::warn!(reason, detail = %end, "the session cannot move to the renewed certificate yet; it goes on");
+            }
+            Output::Notice(notice) => self.hand_on(notice),
+            Output::BadNotice(detail) => {
+                tracing::warn!(detail, "a document of the join service cannot be read; ignored");
+            }
             Output::BadCancel(detail) => tracing::warn!(detail, "a cancellation cannot be read; ignored"),
             Output::FrameIgnored(name) => {
                 tracing::info!(
@@ -307,8 +372,15 @@ impl Driver {
         }
     }
 
+    fn hand_on(&mut self, notice: Notice) {
+        if self.parts.notices.try_send(notice).is_err() {
+            tracing::warn!("documents of the join service come faster than they are kept; one is dropped");
+        }
+    }
+
     /// What only had a meaning within the session or the attempt.
     fn forget_session(&mut self) {
+        self.left = None;
         self.opening = None;
         self.applying = None;
         self.reading = None;
@@ -345,7 +417,7 @@ impl Driver {
         let (dialer, journal) = (Arc::clone(&self.parts.credentials.dialer), self.parts.journal.clone());
         let (facts, lanes) = (self.parts.hello.clone(), self.parts.lanes.clone());
         let refused = self.refused_epoch.take().zip(self.parts.working.now());
-        let last_epoch = self.last_epoch;
+        let (last_epoch, trust_version) = (self.last_epoch, self.parts.credentials.trust_version);
         let renaming = self.renaming.take();
         let open = async move {
             if let Some(renaming) = renaming {
@@ -370,7 +442,7 @@ impl Driver {
                     (Vec::new(), resend)
                 }
             };
-            let first = hello(&facts, &journal, &running, &results, (last_epoch, attempt));
+            let first = hello(&facts, &journal, &running, &results, (last_epoch, attempt, trust_version));
             let (bytes, events) = (first.encoded_len(), journal.pending_events().borrow().count);
             let commits = journal.commits();
             tracing::debug!(bytes, results = results.len(), events, commits, "saying Hello");
@@ -397,6 +469,7 @@ impl Driver {
             journal.events_acked(journal.id(), welcome.acked_event_seq);
         }
         let opened = self.opened(welcome);
+        self.bundle = welcome.bundle();
         let (credits, upgrade_only) = (welcome.lane_credits.clone(), welcome.upgrade_required);
         let apply = async move {
             let mark = working.now().map_or(time, |now| now.max(time));
@@ -452,8 +525,7 @@ impl Driver {
 }
 
 fn terms_of(credentials: &Credentials) -> (Vec<Endpoint>, Offered) {
-    let Credentials { endpoints, cert_not_after, mend, .. } = credentials;
-    (endpoints.clone(), Offered { not_after: *cert_not_after, mend: mend.clone() })
+    (credentials.endpoints.clone(), credentials.offered.clone())
 }
 
 async fn done_if_any(pending: &mut Pending<()>) {

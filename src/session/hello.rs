@@ -29,7 +29,7 @@ pub(super) fn hello(
     journal: &Journal,
     running: &[CommandId],
     results: &[Durable<Done>],
-    (last_epoch, attempt): (u64, u32),
+    (last_epoch, attempt, trust_version): (u64, u32, u64),
 ) -> pb::NodeFrame {
     let hello = pb::Hello {
         node_id: facts.node_id.to_string(),
@@ -47,6 +47,7 @@ pub(super) fn hello(
         done_results: results.iter().map(result_frame).collect(),
         pending_events: journal.pending_events().borrow().count,
         reconnect_attempt: attempt,
+        trust_version,
         ..Default::default()
     };
     pb::NodeFrame { frame: Some(pb::node_frame::Frame::Hello(hello)) }

@@ -7,6 +7,7 @@
 //! ```
 
 mod live;
+mod moving;
 
 use std::time::Duration;
 
@@ -15,8 +16,8 @@ use rand::rngs::StdRng;
 use self::live::Due;
 use super::backoff::{Backoff, Reaction};
 use super::working_clock::REWIND_ALLOWANCE;
-use crate::model::{CommandId, JournalId, Reason, ServerTime};
-use crate::wire::frames::{Delivery, FrameError, Inbound, Welcome};
+use crate::model::{CommandId, Digest, JournalId, Reason, ServerTime};
+use crate::wire::frames::{Delivery, FrameError, Inbound, Notice, Welcome};
 use crate::wire::link::{DIAL_DEADLINE, EndKind, Endpoint, LinkEnd, Validity};
 use crate::wire::version::{self, Range};
 
@@ -58,7 +59,10 @@ pub enum Input {
     Frame(Inbound),
     /// A frame came that ends the session.
     BadFrame(FrameError),
-    /// A newer identity of this node is to be used; it comes while the machine waits to dial.
+    /// The dial to which a live session was to move has failed.
+    MoveFailed(LinkEnd),
+    /// A newer identity of this node is to be used, or another trust bundle: from the next dial on. A live session
+    /// moves to a certificate that is not its own.
     Renewed {
         /// Its gateways.
         endpoints: Vec<Endpoint>,
@@ -79,9 +83,13 @@ pub enum Input {
 /// The certificate that the node offers.
 #[derive(Debug, Clone)]
 pub struct Offered {
-    /// When it runs out.
-    pub not_after: ServerTime,
-    /// What an operator does once it has.
+    /// SHA-256 of it.
+    pub certificate: Digest,
+    /// When it holds.
+    pub validity: Validity,
+    /// The join service has revoked it, so that it is not to be offered.
+    pub revoked: bool,
+    /// What an operator does once it has run out, or was revoked.
     pub mend: String,
 }
 
@@ -115,6 +123,14 @@ pub enum Output {
     Close(Intent, Reason),
     /// Drop the dial or the link.
     Abandon,
+    /// Drop the dial of a move; the session goes on.
+    AbandonMove,
+    /// A move has failed and is tried again; for the log.
+    MoveFailed(LinkEnd),
+    /// Hand this to whoever keeps the identity.
+    Notice(Notice),
+    /// A document that cannot be read; for the log.
+    BadNotice(String),
     /// A Cancel that cannot be read; for the log.
     BadCancel(String),
     /// The first frame of the session that this build does not know.
@@ -196,6 +212,8 @@ pub enum State {
 /// What a Welcome has settled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Terms {
+    /// The session's id.
+    pub session_id: String,
     /// The gateway's address.
     pub endpoint: Endpoint,
     /// The gateway's id.
@@ -224,7 +242,10 @@ pub struct LastEnd {
 pub struct Machine {
     endpoints: Vec<Endpoint>,
     next_endpoint: usize,
+    /// What the next dial offers.
     offered: Offered,
+    /// What this dial or session was opened with.
+    used: Offered,
     backoff: Backoff,
     keep_alive: Duration,
     state: State,
@@ -241,6 +262,7 @@ impl Machine {
         Self {
             endpoints,
             next_endpoint: 0,
+            used: offered.clone(),
             offered,
             backoff,
             keep_alive: KEEP_ALIVE,
@@ -306,16 +328,23 @@ impl Machine {
                 }
             }
             Input::Opened(validity) => {
-                if let State::Dialing { endpoint, .. } = &self.state {
-                    let (endpoint, deadline) = (endpoint.clone(), now.mono + WELCOME_DEADLINE);
+                let endpoint = match &self.state {
+                    State::Dialing { endpoint, .. } => Some(endpoint.clone()),
+                    State::Live(_) => self.moved(),
+                    _ => None,
+                };
+                if let Some(endpoint) = endpoint {
+                    let deadline = now.mono + WELCOME_DEADLINE;
                     self.enter(now, State::AwaitingWelcome { endpoint, validity, deadline });
                 }
             }
-            Input::Renewed { endpoints, offered } => self.renewed(now, endpoints, offered),
+            Input::MoveFailed(end) => self.move_failed(now, end, &mut outputs),
+            Input::Renewed { endpoints, offered } => self.renewed(now, endpoints, offered, &mut outputs),
             Input::Applied => {
                 if let State::ApplyingWelcome { terms, .. } = &self.state {
                     self.enter(now, State::Live(Live::new(terms.clone(), now.mono)));
                     outputs.push(Output::Resume);
+                    self.follow_offer(now, &mut outputs);
                 }
             }
         }
@@ -354,28 +383,42 @@ impl Machine {
                     self.ended(now, timeout(EndKind::Local, Reason::HalfOpen, text), outputs);
                 }
                 Due::Redial => self.redial(now, outputs),
+                Due::Move => self.dial_to_move(now, outputs),
+                Due::MoveTimeout(endpoint) => {
+                    outputs.push(Output::AbandonMove);
+                    let text =
+                        format!("{endpoint} took longer than {} s to connect", DIAL_DEADLINE.as_secs());
+                    let end = timeout(EndKind::Lost, Reason::DialTimeout, text);
+                    self.move_failed(now, end, outputs);
+                }
             },
             State::Stopped => {}
         }
     }
 
     fn dial(&mut self, now: Now, outputs: &mut Vec<Output>) {
-        let Offered { not_after, mend } = &self.offered;
-        if now.working.is_some_and(|working| working > *not_after) {
+        let Offered { validity: Validity { not_after, .. }, mend, revoked, .. } = &self.offered;
+        let unusable = if *revoked {
+            let detail = format!("the join service has revoked the node certificate; {mend}");
+            Some((Reason::CertificateRevoked, detail))
+        } else {
+            let expired = now.working.is_some_and(|working| working > *not_after);
             let detail = format!("the node certificate ran out at {not_after} by the working clock; {mend}");
-            let end = LinkEnd::local(EndKind::Local, Reason::IdentityExpired, detail);
+            expired.then_some((Reason::IdentityExpired, detail))
+        };
+        if let Some((reason, detail)) = unusable {
+            let end = LinkEnd::local(EndKind::Local, reason, detail);
             outputs.push(Output::Ended(end.clone(), Reaction::Operator));
             self.last_end = Some(LastEnd { end, at: now.mono });
             self.enter(now, State::WaitingToDial { until: now.mono + EXPIRED_RETRY });
             return;
         }
-        let count = self.endpoints.len().max(1);
-        let Some(endpoint) = self.endpoints.get(self.next_endpoint % count).cloned() else {
+        let Some(endpoint) = self.next_endpoint() else {
             let end = LinkEnd::local(EndKind::Local, Reason::DialFailed, "no gateway is known to this node");
             self.wait_after(now, end, outputs);
             return;
         };
-        self.next_endpoint = self.next_endpoint.wrapping_add(1);
+        self.used = self.offered.clone();
         let attempt = self.backoff.attempt();
         self.backoff.dialed();
         let deadline = now.mono + DIAL_DEADLINE;
@@ -383,14 +426,26 @@ impl Machine {
         outputs.push(Output::Dial { endpoint, attempt, keep_alive: self.keep_alive });
     }
 
+    fn next_endpoint(&mut self) -> Option<Endpoint> {
+        let count = self.endpoints.len().max(1);
+        let endpoint = self.endpoints.get(self.next_endpoint % count).cloned()?;
+        self.next_endpoint = self.next_endpoint.wrapping_add(1);
+        Some(endpoint)
+    }
+
     /// Whatever the old identity was refused for says nothing of the new one. The jitter stays: a fleet may be
     /// renewed all at once.
-    fn renewed(&mut self, now: Now, endpoints: Vec<Endpoint>, offered: Offered) {
-        if matches!(self.state, State::WaitingToDial { .. }) {
-            self.backoff = Backoff::new(endpoints.len());
-            (self.endpoints, self.next_endpoint, self.offered) = (endpoints, 0, offered);
-            let until = now.mono + self.backoff.jitter(&mut self.rng);
-            self.enter(now, State::WaitingToDial { until });
+    fn renewed(&mut self, now: Now, endpoints: Vec<Endpoint>, offered: Offered, outputs: &mut Vec<Output>) {
+        self.backoff = Backoff::new(endpoints.len());
+        (self.endpoints, self.next_endpoint, self.offered) = (endpoints, 0, offered);
+        match self.state {
+            State::WaitingToDial { .. } => {
+                let until = now.mono + self.backoff.jitter(&mut self.rng);
+                self.enter(now, State::WaitingToDial { until });
+            }
+            State::Live(_) => self.follow_offer(now, outputs),
+            // A dial or an opening that is under way ends with what it began with.
+            _ => {}
         }
     }
 
@@ -487,6 +542,7 @@ impl Machine {
             return;
         }
         let terms = Terms {
+            session_id: welcome.session_id.clone(),
             endpoint,
             gateway_id: welcome.gateway_id.clone(),
             epoch: welcome.epoch,
@@ -507,11 +563,10 @@ impl Machine {
             );
             return Err((Reason::TimeBackwards, detail));
         }
-        if time > self.offered.not_after {
-            let detail = format!(
-                "the gateway says {time} but took a certificate that ran out at {}",
-                self.offered.not_after
-            );
+        let not_after = self.used.validity.not_after;
+        if time > not_after {
+            let detail =
+                format!("the gateway says {time} but took a certificate that ran out at {not_after}");
             return Err((Reason::TimeAhead, detail));
         }
         if !Range::OWN.contains(welcome.proto) {

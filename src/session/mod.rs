@@ -21,14 +21,14 @@ use rand::rngs::StdRng;
 use tokio::sync::{mpsc, watch};
 
 pub use hello::HelloFacts;
+pub use machine::Offered;
 pub use outbox::Outbox;
 pub use status::{EndStatus, LiveStatus, SessionState, SessionStatus};
 pub use working_clock::WorkingClock;
 
 use crate::exec::Lanes;
 use crate::journal::Journal;
-use crate::model::ServerTime;
-use crate::wire::frames::Delivery;
+use crate::wire::frames::{Delivery, Notice};
 use crate::wire::link::{Dialer, Endpoint};
 
 /// Capacity of the queue of deliveries. A gateway that keeps to the credits has at most 26 commands under way, each
@@ -36,24 +36,31 @@ use crate::wire::link::{Dialer, Endpoint};
 /// size are 64 MiB.
 pub const DELIVERIES: usize = 64;
 
-/// What a session dials with; a join may replace it while the process runs.
+/// Capacity of the queue of the join service's documents: one of each kind, and one more. Each has at most 1 MiB, and one
+/// that finds no room comes again with the next session.
+pub const NOTICES: usize = 3;
+
+/// What a session dials with; a join, a renewal or a trust bundle may replace it while the process runs.
 #[derive(Clone)]
 pub struct Credentials {
     /// Opens links with this node's identity.
     pub dialer: Arc<dyn Dialer>,
     /// Gateways, tried in turn.
     pub endpoints: Vec<Endpoint>,
-    /// When the certificate that is offered runs out.
-    pub cert_not_after: ServerTime,
-    /// What an operator does once it has.
-    pub mend: String,
+    /// The certificate that is offered.
+    pub offered: Offered,
+    /// Version of the trust bundle that is held.
+    pub trust_version: u64,
 }
 
 /// Where newer credentials of the same node come from.
 pub trait Renewals: Send + Sync {
     /// Those that have replaced the last ones; absent when nothing has changed. Called while the session waits to
-    /// dial.
+    /// dial, and after [`Renewals::replaced`]. One whose future is dropped leaves what it found to the next.
     fn look(&self) -> BoxFuture<'static, Option<Credentials>>;
+
+    /// Resolves when this process has replaced them itself: a live session looks then, too.
+    fn replaced(&self) -> BoxFuture<'static, ()>;
 }
 
 /// What a session is made of.
@@ -62,6 +69,8 @@ pub struct SessionParts {
     pub credentials: Credentials,
     /// Absent: they stay as they are.
     pub renewals: Option<Box<dyn Renewals>>,
+    /// To whoever keeps the identity; made with [`NOTICES`].
+    pub notices: mpsc::Sender<Notice>,
     /// What every Hello says.
     pub hello: HelloFacts,
     /// Recovered.

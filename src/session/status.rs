@@ -49,6 +49,9 @@ pub enum SessionState {
 /// A live session.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LiveStatus {
+    /// The session's id.
+    #[serde(default)]
+    pub session_id: String,
     /// The gateway's id.
     pub gateway_id: String,
     /// The session's epoch.
@@ -111,6 +114,7 @@ impl SessionStatus {
             until_boot_ms: if live.is_some() { None } else { machine.due().map(at) },
             endpoint: endpoint.map(ToString::to_string),
             live: live.map(|live| LiveStatus {
+                session_id: live.terms.session_id.clone(),
                 gateway_id: live.terms.gateway_id.clone(),
                 epoch: live.terms.epoch,
                 proto: live.terms.proto,

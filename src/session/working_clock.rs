@@ -1,7 +1,7 @@
 //! The working clock: server time as this process knows it, and signed time beside it.
 //!
-//! Every source can only advance it: the mark found in the journal, a Welcome, the date of a verified document.
-//! Between two of them CLOCK_BOOTTIME moves it. Signed time is a second, slower clock that listens to verified
+//! Every source but one can only advance it: the mark found in the journal, a Welcome, the date of a verified document.
+//! The signed answer to a question of this process sets it. Between two of them CLOCK_BOOTTIME moves it. Signed time is a second, slower clock that listens to verified
 //! documents alone; what guards against replays is kept by that one, since no gateway can hurry it.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -86,6 +86,16 @@ impl WorkingClock {
         });
     }
 
+    /// Takes the time of a signed answer to a question of this process: the one thing that may set the working clock
+    /// back. Signed time never goes back.
+    pub fn answered(&self, time: ServerTime) {
+        self.with(|state, boot| {
+            state.working = Some((time, boot));
+            state.signed = carried(state.signed, boot).max(Some(time)).map(|time| (time, boot));
+            state.heard = true;
+        });
+    }
+
     /// The clock below.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
@@ -138,6 +148,16 @@ mod tests {
         assert_eq!(working.now(), Some(ServerTime(95_000)));
         working.document(ServerTime(1));
         assert_eq!(working.signed(), Some(ServerTime(95_000)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_signed_answer_alone_sets_it_back_and_never_signed_time() {
+        let working = clock(Some(90_000), Some(5_000));
+        working.answered(ServerTime(7_000));
+        assert_eq!((working.now(), working.signed()), (Some(ServerTime(7_000)), Some(ServerTime(7_000))));
+        assert!(working.heard());
+        working.answered(ServerTime(6_000));
+        assert_eq!((working.now(), working.signed()), (Some(ServerTime(6_000)), Some(ServerTime(7_000))));
     }
 
     #[tokio::test(start_paused = true)]

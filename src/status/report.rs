@@ -13,6 +13,10 @@ use crate::model::{
 };
 use crate::session::{SessionState, SessionStatus};
 use crate::upkeep::Condition;
+use crate::wire::link::Validity;
+
+/// A certificate of whose life so much has passed is told of as a fault, ‰: it should have been renewed long before.
+const LOW: u32 = 750;
 
 /// Version of the document.
 pub const SCHEMA: u32 = 1;
@@ -91,6 +95,9 @@ pub struct Certificate {
     pub not_after: ServerTime,
     /// What is left of it by server time, seconds, 0 when it has run out; absent before the first server time ever.
     pub remaining_s: Option<u64>,
+    /// Less than a quarter of its life is left: its renewals have failed for long.
+    #[serde(default)]
+    pub low: bool,
 }
 
 impl Node {
@@ -108,9 +115,11 @@ impl Node {
 }
 
 impl Certificate {
-    /// A certificate that ends at `not_after`, looked at at `now`.
-    pub fn at(not_after: ServerTime, now: Option<ServerTime>) -> Self {
-        Self { not_after, remaining_s: now.map(|now| not_after.since(now).as_secs()) }
+    /// A certificate that holds so long, looked at at `now`.
+    pub fn at(validity: Validity, now: Option<ServerTime>) -> Self {
+        let not_after = validity.not_after;
+        let low = now.is_some_and(|now| now > validity.passed(LOW));
+        Self { not_after, remaining_s: now.map(|now| not_after.since(now).as_secs()), low }
     }
 }
 
@@ -144,6 +153,12 @@ pub fn conditions(journal: Vitals, certificate: Certificate, join_again: &str) -
     if certificate.remaining_s == Some(0) {
         let detail = format!("the node certificate ran out at {}; {join_again}", certificate.not_after);
         say(Reason::IdentityExpired, detail);
+    } else if certificate.low {
+        let detail = format!(
+            "the node certificate holds only until {}, and has not been renewed; the log says why each try failed",
+            certificate.not_after
+        );
+        say(Reason::IdentityExpiring, detail);
     }
     found
 }
@@ -180,6 +195,10 @@ mod tests {
     use super::*;
     use crate::session::status::LiveStatus;
 
+    fn holds(until: i64) -> Validity {
+        Validity { not_before: ServerTime(0), not_after: ServerTime(until) }
+    }
+
     fn report(boot_ms: u64, live: Option<LiveStatus>) -> Report {
         let session = SessionStatus { live, ..SessionStatus::new(Duration::ZERO) };
         Report {
@@ -201,14 +220,22 @@ mod tests {
             lanes: BTreeMap::new(),
             running: Vec::new(),
             journal: None,
-            certificate: Certificate::at(ServerTime(1), None),
+            certificate: Certificate::at(holds(1), None),
             conditions: Vec::new(),
         }
     }
 
     fn live(acked_boot_ms: Option<u64>) -> Option<LiveStatus> {
         let gateway_id = "gw".into();
-        Some(LiveStatus { gateway_id, epoch: 1, proto: 1, heartbeat_interval_ms: 10_000, acked_boot_ms })
+        let session_id = "s-1".into();
+        Some(LiveStatus {
+            session_id,
+            gateway_id,
+            epoch: 1,
+            proto: 1,
+            heartbeat_interval_ms: 10_000,
+            acked_boot_ms,
+        })
     }
 
     #[test]
@@ -222,13 +249,14 @@ mod tests {
     #[test]
     fn faults_stand_as_conditions_with_their_tokens() {
         let journal = |birth, owed| Vitals { owed, birth };
-        let good = Certificate::at(ServerTime(10_000), Some(ServerTime(0)));
-        let past = Certificate::at(ServerTime(10_000), Some(ServerTime(20_000)));
+        let at = |now| Certificate::at(holds(100_000), Some(ServerTime(now)));
+        let (good, low, past) = (at(75_000), at(75_001), at(200_000));
         let tokens = |journal, certificate| -> Vec<Reason> {
             conditions(journal, certificate, "join again").into_iter().map(|(token, _)| token).collect()
         };
         let sound = journal(Some(ServerTime(1)), 0);
         assert_eq!(tokens(sound, good), []);
+        assert_eq!(tokens(sound, low), [Reason::IdentityExpiring]);
         let full = journal(None, limits::UNACKED_RESULTS);
         assert_eq!(tokens(full, good), [Reason::JournalFull, Reason::NoBirth]);
         assert_eq!(tokens(sound, past), [Reason::IdentityExpired]);

@@ -76,9 +76,14 @@ impl Floors {
             .map_err(|source| FloorsError::Damaged { path: state.join(NAME), source })
     }
 
-    /// Raises what is higher; nothing is lowered.
-    pub fn raise_mark(&mut self, mark: Option<ServerTime>) {
-        self.server_time_mark = self.server_time_mark.max(mark);
+    /// Sets the mark to the working clock, which nothing but a signed answer sets back.
+    pub fn set_mark(&mut self, working: Option<ServerTime>) {
+        self.server_time_mark = working.or(self.server_time_mark);
+    }
+
+    /// A bundle of this version is held.
+    pub fn raise_trust(&mut self, version: u64) {
+        self.trust_version = self.trust_version.max(version);
     }
 
     /// Replaces the file. Blocks.
@@ -111,12 +116,15 @@ mod tests {
         let text = r#"{"server_time_mark":"2026-11-29T10:00:00Z","spec_generation":41,"quota_floor":9}"#;
         StateDir::ensure(&state).unwrap().write(NAME, text.as_bytes()).unwrap();
         let mut floors = Floors::read(&state).unwrap();
-        floors.raise_mark(ServerTime::parse("2026-11-28T10:00:00Z"));
+        floors.set_mark(None);
         assert_eq!(floors.server_time_mark, ServerTime::parse("2026-11-29T10:00:00Z"));
-        floors.raise_mark(ServerTime::parse("2026-11-30T10:00:00Z"));
+        floors.set_mark(ServerTime::parse("2026-11-30T10:00:00Z"));
+        floors.raise_trust(3);
+        floors.raise_trust(2);
         floors.write(&state).unwrap();
         let text = std::fs::read_to_string(state.join(NAME)).unwrap();
         assert!(text.contains(r#""server_time_mark":"2026-11-30T10:00:00"#), "{text}");
+        assert_eq!(floors.trust_version, 3);
         assert!(text.contains(r#""spec_generation":41"#) && text.contains(r#""quota_floor":9"#), "{text}");
         assert_eq!(Floors::read(&state).unwrap(), floors);
     }

@@ -2,8 +2,9 @@
 //!
 //! It looks at the journal's file and at the room on the disk, and brings the conditions up to date: twice a minute while
 //! all is well, every second while something is not; then it also tries writes again that were refused, and makes the
-//! reserve anew. A write that fails elsewhere wakes it. At each Welcome and every five minutes it copies the server time
-//! mark to floors.json. All of it is off the runtime's thread, and nothing here ends a session.
+//! reserve anew. A write that fails elsewhere wakes it. At each Welcome, each change of the identity and every five
+//! minutes it copies the server time mark and the trust bundle's version to floors.json. All of it is off the runtime's
+//! thread, and nothing here ends a session.
 //!
 //! A look while all is well is for people, who are told what stands, and for a journal that was taken away; whatever
 //! takes a command on looks by itself. It is one hand-over to the journal's thread, since threads that wake each other
@@ -27,11 +28,11 @@ pub use floors::{Floors, FloorsError};
 use crate::blocking;
 use crate::identity::{Identity, join_again};
 use crate::journal::{Journal, Trouble};
-use crate::model::ServerTime;
 use crate::session::working_clock::REWIND_ALLOWANCE;
 use crate::session::{SessionStatus, WorkingClock};
 use crate::state_dir::{StateDir, StateError};
 use crate::status::report;
+use crate::wire::link::Validity;
 
 /// Between two looks while all is well.
 const EVERY: Duration = Duration::from_secs(30);
@@ -72,10 +73,17 @@ impl Upkeep {
         let mut counted_at = None;
         let mut epoch = None;
         loop {
-            let welcomed = tokio::select! {
+            let changed = tokio::select! {
                 biased;
                 () = sleep_until(next.min(next_floors)) => false,
                 () = self.journal.troubles_changed() => false,
+                // A renewal, whose answer may have set the mark back, or a newer bundle.
+                changed = self.identity.changed() => {
+                    if changed.is_err() {
+                        std::future::pending::<()>().await;
+                    }
+                    true
+                }
                 changed = self.session.changed() => {
                     if changed.is_err() {
                         std::future::pending::<()>().await;
@@ -89,7 +97,7 @@ impl Upkeep {
                 }
             };
             let now = Instant::now();
-            if welcomed || now >= next_floors {
+            if changed || now >= next_floors {
                 let again = if self.write_floors().await { FLOORS_EVERY } else { FLOORS_AGAIN };
                 next_floors = now + again;
             }
@@ -102,9 +110,9 @@ impl Upkeep {
                 }
                 self.look(count).await;
             }
-            let not_after = self.identity.borrow().not_after;
+            let validity = self.identity.borrow().leaf.validity;
             let mend = join_again(&self.state);
-            observe(&self.conditions, &self.journal, &self.working, not_after, &mend);
+            observe(&self.conditions, &self.journal, &self.working, validity, &mend);
             let wait = if self.journal.troubles().is_empty() { EVERY } else { SOON };
             next = if now >= next { now + wait } else { next.min(now + wait) };
         }
@@ -138,7 +146,8 @@ impl Upkeep {
 
     /// Whether they are on the disk.
     async fn write_floors(&mut self) -> bool {
-        self.floors.raise_mark(self.working.now());
+        self.floors.set_mark(self.working.now());
+        self.floors.raise_trust(self.identity.borrow().trust.bundle.version);
         let (floors, state) = (self.floors.clone(), self.state.clone());
         let written = blocking::run(move || floors.write(&state)).await;
         match written {
@@ -176,10 +185,10 @@ pub fn observe(
     conditions: &Conditions,
     journal: &Journal,
     working: &WorkingClock,
-    not_after: ServerTime,
+    validity: Validity,
     join_again: &str,
 ) {
-    let certificate = report::Certificate::at(not_after, working.now());
+    let certificate = report::Certificate::at(validity, working.now());
     let troubles = journal.troubles().into_iter().map(|trouble| (trouble.why, trouble.detail));
     conditions.observe(troubles.chain(report::conditions(journal.vitals(), certificate, join_again)));
 }

@@ -61,8 +61,11 @@ pub struct RenewProof {
     pub csr_sha256: Digest,
     /// Random, 128 bits in hex: no two proofs are alike.
     pub nonce: String,
-    /// The working clock.
+    /// The working clock; beside a challenge the time that came with it.
     pub issued_at: ServerTime,
+    /// What the gateway gave to a node whose clock it does not share; absent: it gave nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub challenge: Option<String>,
 }
 
 macro_rules! documents {

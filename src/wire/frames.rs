@@ -25,6 +25,10 @@ pub enum Inbound {
     /// A Cancel frame that is malformed or over a limit. Nobody waits for an answer to a Cancel: it is logged, and
     /// whoever wants the cancellation sends it again.
     BadCancel(String),
+    /// A document of the join service.
+    Notice(Notice),
+    /// A frame that should carry such a document, and carries none within the limits: it is logged.
+    BadNotice(String),
     /// Redial elsewhere after a random time up to this.
     Drain {
         /// At most 60 s.
@@ -55,6 +59,15 @@ pub enum Delivery {
         /// What is wrong.
         detail: String,
     },
+}
+
+/// What the join service says of the identity, relayed and not verified.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Notice {
+    /// A trust bundle.
+    TrustBundle(Envelope),
+    /// A revocation.
+    Revocation(Envelope),
 }
 
 /// A Command frame.
@@ -97,7 +110,7 @@ pub struct Welcome {
     pub request_sections: Vec<String>,
     /// Only `daemon.upgrade` will come.
     pub upgrade_required: bool,
-    /// Signed trust bundle; empty for none.
+    /// Signed trust bundle, encoded; empty for none.
     pub trust_bundle: Bytes,
 }
 
@@ -143,9 +156,13 @@ impl TryFrom<pb::GatewayFrame> for Inbound {
             Some(Frame::DesiredState(_)) => Self::Ignored("DesiredState"),
             Some(Frame::SpecSection(_)) => Self::Ignored("SpecSection"),
             Some(Frame::RequestInventory(_)) => Self::Ignored("RequestInventory"),
-            Some(Frame::TrustBundle(_)) => Self::Ignored("TrustBundle"),
+            Some(Frame::TrustBundle(bundle)) => {
+                read_notice("TrustBundle", bundle.envelope, Notice::TrustBundle)
+            }
             Some(Frame::SecretResponse(_)) => Self::Ignored("SecretResponse"),
-            Some(Frame::RevocationNotice(_)) => Self::Ignored("RevocationNotice"),
+            Some(Frame::RevocationNotice(notice)) => {
+                read_notice("RevocationNotice", notice.envelope, Notice::Revocation)
+            }
             Some(Frame::OpenTunnel(_)) => Self::Ignored("OpenTunnel"),
             None => Self::Ignored("a frame of a newer gateway"),
         })
@@ -230,6 +247,25 @@ fn read_cancel(cancel: pb::Cancel) -> Inbound {
         Some(Ok(envelope)) => Inbound::Delivery(Delivery::Cancel { command_id, envelope }),
         Some(Err(error)) => Inbound::BadCancel(format!("the Cancel of {command_id} has {error}")),
         None => Inbound::BadCancel(format!("the Cancel of {command_id} has no envelope")),
+    }
+}
+
+impl Welcome {
+    /// The trust bundle that came with it.
+    pub fn bundle(&self) -> Option<Inbound> {
+        if self.trust_bundle.is_empty() {
+            return None;
+        }
+        let envelope = <pb::Envelope as prost::Message>::decode(self.trust_bundle.clone()).ok();
+        Some(read_notice("Welcome", envelope, Notice::TrustBundle))
+    }
+}
+
+fn read_notice(frame: &str, envelope: Option<pb::Envelope>, notice: fn(Envelope) -> Notice) -> Inbound {
+    match envelope.map(read_envelope) {
+        Some(Ok(envelope)) => Inbound::Notice(notice(envelope)),
+        Some(Err(error)) => Inbound::BadNotice(format!("a {frame} has {error}")),
+        None => Inbound::BadNotice(format!("a {frame} has no document that can be read")),
     }
 }
 

@@ -67,6 +67,19 @@ pub struct Validity {
     pub not_after: ServerTime,
 }
 
+impl Validity {
+    /// The moment at which this share of the life is over, ‰.
+    pub fn passed(self, permille: u32) -> ServerTime {
+        let life = self.not_after.since(self.not_before);
+        self.not_before.plus(life.saturating_mul(permille) / 1000)
+    }
+
+    /// Whether it holds at `time`.
+    pub fn holds_at(self, time: ServerTime) -> bool {
+        self.not_before <= time && time < self.not_after
+    }
+}
+
 /// The send queue is full or the link has ended; the frame is given back.
 #[derive(Debug)]
 pub struct NotSent(pub Box<pb::NodeFrame>);
@@ -157,6 +170,17 @@ impl std::fmt::Display for Endpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_share_of_a_life_is_counted_from_its_beginning() {
+        let day =
+            Validity { not_before: ServerTime(1_000_000), not_after: ServerTime(1_000_000 + 86_400_000) };
+        assert_eq!(day.passed(600).since(day.not_before), Duration::from_secs(14 * 3600 + 24 * 60));
+        assert_eq!((day.passed(0), day.passed(1000)), (day.not_before, day.not_after));
+        assert!(day.holds_at(day.not_before) && !day.holds_at(day.not_after));
+        let none = Validity { not_before: ServerTime(5), not_after: ServerTime(4) };
+        assert_eq!(none.passed(900), ServerTime(5));
+    }
 
     #[test]
     fn an_endpoint_is_a_name_or_an_address_with_a_port_and_reads_back_from_its_text() {

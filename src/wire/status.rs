@@ -11,6 +11,14 @@ use crate::model::{Reason, limits};
 pub const REASON: &str = "bcd-reason";
 /// The standard trailer that says when to come back, ms.
 pub const PUSHBACK: &str = "grpc-retry-pushback-ms";
+/// Metadata of a call beside the session: the caller's incarnation.
+pub const INCARNATION: &str = "bcd-incarnation";
+/// And its session.
+pub const SESSION: &str = "bcd-session";
+/// Beside `proof-time`: the control plane's clock, ms since the Unix epoch.
+pub const SERVER_TIME: &str = "bcd-server-time-ms";
+/// And what the next proof is to sign with it.
+pub const CHALLENGE: &str = "bcd-challenge";
 /// A pushback is followed up to this.
 pub const MAX_PUSHBACK: Duration = Duration::from_secs(15 * 60);
 

@@ -52,7 +52,7 @@ const IMPURE: &[&str] = &[
 
 /// A vendor crate and the places that may name it.
 const OWNERS: &[(&str, &[&str])] = &[
-    ("tonic", &["wire/", "gateway/", "identity/join", "bench/session"]),
+    ("tonic", &["wire/", "gateway/", "identity/join", "identity/renew", "bench/session"]),
     ("rusqlite", &["journal/", "gateway/store", "gateway/worker", "bench/fleet.rs"]),
     ("clap", &["cli/"]),
     ("hyper", &["wire/"]),

@@ -71,6 +71,16 @@ const JOIN_STEPS: &[failpoint::Step] = &[
     failpoint::JOIN_IDENTITY,
 ];
 
+/// The last of them comes when a session moves to the certificate.
+const RENEW_STEPS: &[failpoint::Step] = &[
+    failpoint::RENEW_ANSWERED,
+    failpoint::RENEW_KEY,
+    failpoint::RENEW_IDENTITY,
+    failpoint::RENEW_KEYS_REMOVED,
+    failpoint::RENEW_TIME,
+    failpoint::RENEW_MOVES,
+];
+
 /// Labs at work at once: a case is mostly waiting.
 const AT_ONCE: usize = 4;
 
@@ -115,7 +125,7 @@ fn check_once(lab: &Lab, step: &str, name: &str, view: &CommandView) {
 fn every_step_is_killed_somewhere() {
     let node = NODE_STEPS.iter().map(|(step, _)| step.name());
     let supervisor = SUPERVISOR_STEPS.iter().map(|(step, ..)| step.name());
-    let others = GATEWAY_STEPS.iter().chain(JOIN_STEPS).map(|step| step.name());
+    let others = GATEWAY_STEPS.iter().chain(JOIN_STEPS).chain(RENEW_STEPS).map(|step| step.name());
     let covered: Vec<&str> = node
         .chain(supervisor)
         .chain(others)
@@ -218,6 +228,41 @@ fn a_join_killed_at_any_step_and_repeated_gives_one_working_identity() {
         assert!(again.status.success(), "{step}: {}", shown(&again));
         lab.start_node(None);
         lab.probe();
+    });
+}
+
+#[test]
+fn a_node_killed_at_any_step_of_a_renewal_has_the_old_identity_or_the_new_one_and_renews_again() {
+    for_each(RENEW_STEPS, |step| {
+        let mut lab = Lab::new();
+        let moves = *step == failpoint::RENEW_MOVES;
+        let step = step.name();
+        lab.kill_gateway();
+        lab.start_gateway_with(None, &["--certificate-life", if moves { "15s" } else { "24h" }]);
+        let joined = lab.join(&lab.ticket(1));
+        assert!(joined.status.success(), "{step}: {}", shown(&joined));
+        // A journal without a birth asks for a renewal at once.
+        lab.lose_journal();
+        lab.start_node(Some(step));
+        lab.node().wait_killed(step);
+        let identity = std::fs::read(lab.path("node/identity.json")).expect("an identity");
+        lab.start_node(None);
+        until(&format!("{step}: a birth"), || {
+            let shown = lab.bcd(&["journal", "show", "--json"], None).output().expect("bcd starts");
+            let journal: serde_json::Value = serde_json::from_slice(&shown.stdout).ok()?;
+            journal["birth"].as_str().map(drop)
+        });
+        let again = std::fs::read(lab.path("node/identity.json")).expect("an identity");
+        let kept = [failpoint::RENEW_TIME, failpoint::RENEW_MOVES].iter().any(|kept| kept.name() == step);
+        assert!(kept || identity != again, "{step}: it was not renewed\n{}", lab.logs());
+        lab.probe();
+        let program = lab.enqueue_program("one", "");
+        assert_eq!(lab.ended(&program).state, "succeeded", "{step}\n{}", lab.logs());
+        if !moves {
+            let keys = std::fs::read_dir(lab.path("node/keys")).expect("keys").count();
+            assert_eq!(keys, 1, "{step}: a key was left");
+        }
+        assert!(lab.node().terminate().success(), "{step}\n{}", lab.logs());
     });
 }
 

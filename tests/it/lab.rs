@@ -242,6 +242,16 @@ impl Lab {
         serde_json::from_slice(&output.stdout).ok()
     }
 
+    /// Takes the journal of a node that is not running away.
+    pub fn lose_journal(&self) {
+        for file in ["journal.db", "journal.db-wal"] {
+            match std::fs::remove_file(self.path("node").join(file)) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => panic!("{file}: {error}"),
+                _ => {}
+            }
+        }
+    }
+
     pub fn kill_node(&mut self) {
         self.node = None;
     }
@@ -277,7 +287,7 @@ impl Lab {
     }
 
     /// Orders the worker; one that starts again with its gateway is waited for.
-    fn order(&self, order: &Order) -> Told {
+    pub fn order(&self, order: &Order) -> Told {
         let socket = self.works().join("operator.sock");
         until("the worker's answer", || self.say_to(&socket, order))
     }

@@ -15,6 +15,7 @@ mod lab;
 mod lies;
 mod mutants;
 mod reboot;
+mod renewal;
 mod session;
 mod sim;
 mod source;

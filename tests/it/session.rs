@@ -15,13 +15,14 @@ use bcd::model::{
     Answer, AnswerState, BootId, CommandId, Digest, Done, Effect, Incarnation, JournalId, Lane, NodeId,
     Outcome, Role, ServerTime, Terminal,
 };
+use bcd::session::Offered;
 use bcd::session::outbox::{OutboxSender, Outgoing, outbox};
 use bcd::session::{
     Credentials, HelloFacts, Session, SessionParts, SessionState, SessionStatus, WorkingClock,
 };
 use bcd::wire::dsse::{Audience, Envelope, Policy, verify_command};
 use bcd::wire::frames::Delivery;
-use bcd::wire::link::{EndKind, Endpoint, LinkEnd};
+use bcd::wire::link::{EndKind, Endpoint, LinkEnd, Validity};
 use bcd::wire::memory::{Attempt, Dials, FarEnd, QUEUE, dialer};
 use bcd::wire::pb;
 use bcd::wire::pb::gateway_frame::Frame as Down;
@@ -105,10 +106,16 @@ fn node_over(hosts: &[&str], state: tempfile::TempDir, journal: Journal) -> Node
         credentials: Credentials {
             dialer,
             endpoints: hosts.iter().map(|host| Endpoint { host: (*host).into(), port: 443 }).collect(),
-            cert_not_after: NOW.plus(Duration::from_secs(86_400)),
-            mend: "join again".into(),
+            offered: Offered {
+                certificate: Digest::of(b"a certificate"),
+                validity: Validity { not_before: NOW, not_after: NOW.plus(Duration::from_secs(86_400)) },
+                revoked: false,
+                mend: "join again".into(),
+            },
+            trust_version: 1,
         },
         renewals: None,
+        notices: mpsc::channel(1).0,
         hello,
         journal: journal.clone(),
         working: working.clone(),

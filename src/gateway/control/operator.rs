@@ -60,13 +60,19 @@ impl Operator {
         self.done(&Request::Cancel { id, cancellation }).await
     }
 
-    /// Revokes a node's certificates: first at the worker, so that none is renewed any more.
+    /// Revokes a node's certificates: first at the worker, so that none is renewed any more. For good: a connected node is
+    /// told so by the worker, and keeps it.
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub async fn revoke(&mut self, node: NodeId) -> Result<(), ClientError> {
-        self.desk.done(Order::Revoke(node.clone())).await?;
-        self.done(&Request::Revoke { node }).await
+    pub async fn revoke(&mut self, node: NodeId, for_good: bool) -> Result<(), ClientError> {
+        let revocation = if for_good {
+            Some(self.desk.revoke_for_good(node.clone()).await?)
+        } else {
+            self.desk.done(Order::Revoke(node.clone())).await?;
+            None
+        };
+        self.done(&Request::Revoke { node, revocation }).await
     }
 
     /// Takes that back; ends a quarantine too.

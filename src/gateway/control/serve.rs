@@ -19,6 +19,8 @@ use crate::wire::pb;
 
 /// A wait is cut here; the caller asks again.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
+/// A node that was told of its revocation ends its session within this; else the gateway does.
+const LEAVES: Duration = Duration::from_secs(2);
 /// An outage that was asked for is cut here.
 const LONGEST_STOP: Duration = Duration::from_secs(60);
 
@@ -59,7 +61,7 @@ async fn carry_out(hub: &Hub, request: Request) -> Result<Response, StoreError> 
         Request::Nodes => nodes(hub).await?,
         Request::Events { after, wait_ms } => events(hub, after, Duration::from_millis(wait_ms)).await?,
         Request::NodeEvents { node, after } => Response::NodeEvents(store.node_events(node, after).await?),
-        Request::Revoke { node } => revoke(hub, &node).await?,
+        Request::Revoke { node, revocation } => revoke(hub, &node, revocation).await?,
         Request::Unrevoke { node } => match store.unrevoke(node.clone()).await? {
             Some(_) => Response::Done,
             None => unknown_node(&node),
@@ -168,7 +170,15 @@ async fn events(hub: &Hub, after: u64, wait: Duration) -> Result<Response, Store
     }
 }
 
-async fn revoke(hub: &Hub, node: &NodeId) -> Result<Response, StoreError> {
+async fn revoke(hub: &Hub, node: &NodeId, revocation: Option<Envelope>) -> Result<Response, StoreError> {
+    // Before the session is ended: a node that is not connected here hears the gateway's word alone.
+    if let Some((envelope, live)) = revocation.zip(hub.session(node)) {
+        let notice = pb::RevocationNotice { envelope: Some(envelope.into()) };
+        let frame = Some(pb::gateway_frame::Frame::RevocationNotice(notice));
+        let _ = live.orders.send(pb::GatewayFrame { frame }).await;
+        let left = tokio::time::timeout(LEAVES, live.orders.closed()).await;
+        tracing::info!(%node, left = left.is_ok(), "the node was told that its certificate is revoked");
+    }
     let Some(count) = hub.store.revoke(node.clone()).await? else { return Ok(unknown_node(node)) };
     tracing::info!(%node, count, "certificates were revoked");
     neighbours::look_at(hub, node).await?;

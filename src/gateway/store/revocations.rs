@@ -59,6 +59,37 @@ impl Store {
         .await
     }
 
+    /// Why the certificate of this serial may not be renewed, if it may not: a renewal must not be the way out of a
+    /// quarantine, nor a copy's way on. An incarnation that has not said Hello yet may.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn not_renewed(
+        &self,
+        node: NodeId,
+        serial: String,
+        incarnation: Option<String>,
+    ) -> Result<Option<Reason>, StoreError> {
+        self.run(move |db| {
+            if let Some(reason) = revoked(db, &serial)? {
+                return Ok(Some(reason));
+            }
+            let newest: Option<String> = db
+                .prepare_cached("SELECT incarnation FROM nodes WHERE node_id = ?")?
+                .query_row([node.as_str()], |row| row.get(0))
+                .optional()?;
+            let Some(newest) = newest else { return Ok(Some(Reason::UnknownNode)) };
+            let Some(other) = incarnation.filter(|incarnation| *incarnation != newest) else {
+                return Ok(None);
+            };
+            let followed = db
+                .prepare_cached("SELECT 1 FROM appearances WHERE node_id = ? AND incarnation = ?")?
+                .exists([node.as_str(), &*other])?;
+            Ok(followed.then_some(Reason::Superseded))
+        })
+        .await
+    }
+
     /// Takes every revocation of a node's certificates back, those of a quarantine too, and counts its alternations
     /// anew. How many there were; absent: no such node.
     ///

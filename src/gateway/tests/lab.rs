@@ -373,9 +373,15 @@ impl Session {
         self.send.send(pb::NodeFrame { frame: Some(frame) }).await.expect("the session is open");
     }
 
+    /// The next frame; trust bundles, which come when they come, are passed over.
     pub async fn next(&mut self) -> Result<Out, Status> {
-        let frame = within("a frame", self.receive.message()).await?;
-        let frame = frame.expect("the stream goes on").frame.expect("a frame that is known");
+        let frame = loop {
+            let frame = within("a frame", self.receive.message()).await?;
+            match frame.expect("the stream goes on").frame.expect("a frame that is known") {
+                Out::TrustBundle(_) => {}
+                frame => break frame,
+            }
+        };
         if matches!(frame, Out::Command(_)) {
             self.taken += 1;
         }
@@ -428,6 +434,7 @@ impl Session {
         while let Ok(frame) = tokio::time::timeout_at(until, self.receive.message()).await {
             match frame.expect("the session lives").and_then(|frame| frame.frame) {
                 Some(Out::Ack(ack)) if ack.heartbeat_seq != 0 => {}
+                Some(Out::TrustBundle(_)) => {}
                 other => panic!("not quiet: {other:?}"),
             }
         }

@@ -188,7 +188,7 @@ async fn a_revocation_ends_the_session_at_another_gateway_within_a_second_and_ca
     let (first, second) = pair().await;
     let machine = first.machine().await;
     let mut session = machine.live(&second).await;
-    first.ask(Request::Revoke { node: machine.id() }).await;
+    first.ask(Request::Revoke { node: machine.id(), revocation: None }).await;
     let ended = tokio::time::timeout(Duration::from_secs(1), session.end()).await.expect("within a second");
     let revoked = (Code::Unauthenticated, Some(Reason::CertificateRevoked));
     assert_eq!((ended.code(), status::reason(&ended)), revoked);

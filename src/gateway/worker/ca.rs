@@ -19,7 +19,8 @@ use crate::gateway::peer::Peer;
 use crate::model::{Digest, Role, ServerTime};
 use crate::wire::dsse::PublicKey;
 
-/// Certificates begin to hold this long before they are signed, for clocks that lag.
+/// Certificates begin to hold this long before they are signed, for clocks that lag; but no longer than a tenth of their
+/// life, since a node renews by the share of it that has passed.
 const BACKDATE: Duration = Duration::from_secs(300);
 /// The CA holds this long: ten years.
 const CA_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
@@ -242,7 +243,7 @@ fn ca_params(now: ServerTime) -> Result<CertificateParams, rcgen::Error> {
 }
 
 pub(super) fn validity(params: &mut CertificateParams, now: ServerTime, life: Duration) {
-    params.not_before = offset(now.minus(BACKDATE));
+    params.not_before = offset(now.minus(BACKDATE.min(life / 10)));
     params.not_after = offset(now.plus(life));
 }
 

@@ -59,6 +59,14 @@ impl Desk {
         self.signed(Order::Cancel { node, id }).await
     }
 
+    /// The signed revocation of a node's certificates.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn revoke_for_good(&self, node: NodeId) -> Result<Envelope, ClientError> {
+        self.signed(Order::RevokeForGood(node)).await
+    }
+
     /// An order that is carried out there.
     ///
     /// # Errors

@@ -165,6 +165,17 @@ impl Enrolment {
         text.map(|text| serde_json::from_str(&text).map_err(|error| corrupt(0, error))).transpose()
     }
 
+    /// Runs `work` with the tables to itself: two gateways over one store must not sign two bundles of one version.
+    pub fn alone<T, E: From<rusqlite::Error>>(
+        &self,
+        work: impl FnOnce(&Self) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let transaction = rusqlite::Transaction::new_unchecked(&self.0, TransactionBehavior::Immediate)?;
+        let done = work(self)?;
+        transaction.commit()?;
+        Ok(done)
+    }
+
     /// Keeps a newer one.
     pub fn keep_bundle(&self, bundle: &Envelope) -> rusqlite::Result<()> {
         self.set_meta("bundle", &serde_json::to_string(bundle).unwrap_or_default())
@@ -212,6 +223,14 @@ impl Enrolment {
             "UPDATE certificates SET revoked = ? WHERE node_id = ?",
             params![i64::from(revoked), node.as_str()],
         )
+    }
+
+    /// Serials of all certificates of a node.
+    pub fn serials(&self, node: &NodeId) -> rusqlite::Result<Vec<String>> {
+        self.0
+            .prepare("SELECT serial FROM certificates WHERE node_id = ? ORDER BY serial")?
+            .query_map([node.as_str()], |row| row.get(0))?
+            .collect()
     }
 
     /// Forgets a node: its certificates are renewed no more, and a token that it has used lets it in no more.

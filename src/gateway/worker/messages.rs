@@ -31,6 +31,8 @@ pub enum Ask {
         /// The caller's certificate.
         leaf: Der,
     },
+    /// The newest trust bundle.
+    Bundle,
 }
 
 /// What the operator orders.
@@ -57,7 +59,9 @@ pub enum Order {
     },
     /// Renews no certificate of a node any more.
     Revoke(NodeId),
-    /// Takes that back.
+    /// The same, and signs it for the node, which keeps it.
+    RevokeForGood(NodeId),
+    /// Takes that back; what was signed stays true.
     Unrevoke(NodeId),
     /// Forgets a node: its machine needs a new ticket.
     Forget(NodeId),
@@ -96,7 +100,23 @@ pub enum Told {
     Renewed(Der, Box<Noted>),
     /// To Ticket: its one line.
     Ticket(String),
-    /// To Command and Cancel.
+    /// To Bundle.
+    Bundle {
+        /// Its version.
+        version: u64,
+        /// As it was signed.
+        envelope: Envelope,
+    },
+    /// To Renew, whose proof has another time than the worker: the next proof signs these two.
+    ProofTime {
+        /// The worker's clock.
+        time: ServerTime,
+        /// Taken once.
+        challenge: String,
+        /// For people.
+        message: String,
+    },
+    /// To Command, Cancel and RevokeForGood.
     Signed(Envelope),
     /// To Endpoints and the other orders.
     Done,

@@ -7,6 +7,7 @@
 //! `worker.db` with tokens, nodes and certificates.
 
 mod ca;
+mod challenge;
 mod child;
 mod desk;
 mod enrol;
@@ -29,6 +30,7 @@ use serde::Serialize;
 
 use ca::CaError;
 pub(super) use ca::{Ca, Csr, write_whole};
+use challenge::Challenges;
 pub use child::Child;
 pub use desk::Desk;
 pub(super) use enrol::Enrolled;
@@ -50,6 +52,7 @@ use crate::wire::enroll::{
 };
 use crate::wire::frames::read_envelope;
 use crate::wire::pb;
+use crate::wire::revocation::Revocation;
 
 /// A command or ticket lives at most this long, ten years: its end must be a time that can be written.
 const LONGEST_LIFE_S: u64 = 10 * 365 * 24 * 3600;
@@ -125,6 +128,7 @@ pub struct Worker {
     keys: Keys,
     rng: Mutex<StdRng>,
     enrolment: Mutex<Enrolment>,
+    challenges: Mutex<Challenges>,
 }
 
 impl std::fmt::Debug for Worker {
@@ -157,6 +161,7 @@ impl Worker {
             keys,
             rng: Mutex::new(StdRng::from_os_rng()),
             enrolment: Mutex::new(enrolment),
+            challenges: Mutex::default(),
         })
     }
 
@@ -169,6 +174,7 @@ impl Worker {
             }
             Ask::Join(request) => self.join(&request.0, now),
             Ask::Renew { request, leaf } => self.renew(&request.0, &leaf.0, now),
+            Ask::Bundle => self.newest_bundle(now),
         })
     }
 
@@ -179,6 +185,7 @@ impl Worker {
             Order::Command(draft) => self.command(&draft, now),
             Order::Cancel { node, id } => self.cancel(&node, &id, now),
             Order::Revoke(node) => self.set_revoked(&node, true),
+            Order::RevokeForGood(node) => self.revocation(node, now),
             Order::Unrevoke(node) => self.set_revoked(&node, false),
             Order::Forget(node) => self.forget(&node),
         })
@@ -217,6 +224,26 @@ impl Worker {
     /// The newest trust bundle: a new version whenever what it says has changed.
     fn bundle(&self, now: ServerTime) -> Result<Envelope, AskError> {
         let enrolment = self.enrolment();
+        if let Ok(held) = self.next_bundle(&enrolment, now)? {
+            return Ok(held);
+        }
+        enrolment.alone(|enrolment| {
+            let next = match self.next_bundle(enrolment, now)? {
+                Ok(held) => return Ok(held),
+                Err(next) => next,
+            };
+            let envelope = self.sign_pinned::<TrustBundle>(&next)?;
+            enrolment.keep_bundle(&envelope)?;
+            Ok(envelope)
+        })
+    }
+
+    /// The bundle that is held, if it says what is true now; else the body of the next one.
+    fn next_bundle(
+        &self,
+        enrolment: &Enrolment,
+        now: ServerTime,
+    ) -> Result<Result<Envelope, TrustBundle>, AskError> {
         let mut bundle = TrustBundle {
             trust_domain: self.trust_domain.clone(),
             version: 0,
@@ -229,19 +256,37 @@ impl Worker {
             release_keys: Vec::new(),
             approvers: None,
         };
-        if let Some(held) = enrolment.bundle()? {
-            let before: Option<TrustBundle> = serde_json::from_slice(&held.payload).ok();
-            if let Some(before) = before {
-                (bundle.version, bundle.issued_at) = (before.version, before.issued_at);
-                if before == bundle {
-                    return Ok(held);
-                }
+        let held = enrolment.bundle()?;
+        let before: Option<TrustBundle> =
+            held.as_ref().and_then(|held| serde_json::from_slice(&held.payload).ok());
+        if let Some((held, before)) = held.zip(before) {
+            (bundle.version, bundle.issued_at) = (before.version, before.issued_at);
+            if before == bundle {
+                return Ok(Ok(held));
             }
         }
         (bundle.version, bundle.issued_at) = (bundle.version + 1, now);
-        let envelope = self.sign_pinned::<TrustBundle>(&bundle)?;
-        enrolment.keep_bundle(&envelope)?;
-        Ok(envelope)
+        Ok(Err(bundle))
+    }
+
+    fn newest_bundle(&self, now: ServerTime) -> Result<Told, AskError> {
+        let envelope = self.bundle(now)?;
+        let bundle = serde_json::from_slice::<TrustBundle>(&envelope.payload);
+        Ok(match bundle {
+            Ok(bundle) => Told::Bundle { version: bundle.version, envelope },
+            Err(error) => Told::Failed(error.to_string()),
+        })
+    }
+
+    /// Revokes the certificates of a node, and signs that for the node to keep.
+    fn revocation(&self, node_id: NodeId, now: ServerTime) -> Result<Told, AskError> {
+        if let failed @ Told::Failed(_) = self.set_revoked(&node_id, true)? {
+            return Ok(failed);
+        }
+        let serials = self.enrolment().serials(&node_id)?;
+        let trust_domain = self.trust_domain.clone();
+        let body = Revocation { trust_domain, node_id, serials, issued_at: now };
+        Ok(Told::Signed(self.sign_pinned::<Revocation>(&body)?))
     }
 
     fn sign_pinned<T: Document>(&self, body: &impl Serialize) -> Result<Envelope, AskError> {
@@ -379,9 +424,15 @@ impl Worker {
         if proof.csr_sha256 != Digest::of(&request.csr) {
             return Err(invalid("the proof is over another certificate request"));
         }
-        if proof.issued_at.since(now).max(now.since(proof.issued_at)) > PROOF_AGE {
+        let mut challenges = self.challenges.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = match &proof.challenge {
+            Some(text) => challenges.take(text, proof.issued_at, now),
+            None => proof.issued_at.since(now).max(now.since(proof.issued_at)) <= PROOF_AGE,
+        };
+        if !taken {
             let message = format!("the proof is of {}, and it is {now}", proof.issued_at);
-            return Err(Told::Refused { reason: Reason::ProofTime, message });
+            let challenge = self.with_rng(|rng| challenges.give(now, rng));
+            return Err(Told::ProofTime { time: now, challenge, message });
         }
         Ok((csr, holder))
     }

@@ -112,6 +112,7 @@ impl Lab {
             csr_sha256: Digest::of(&csr),
             nonce: "00".repeat(16),
             issued_at: at,
+            challenge: None,
         };
         change(&mut proof);
         let proof =
@@ -126,6 +127,7 @@ impl Lab {
 fn reason(told: &Told) -> Option<Reason> {
     match told {
         Told::Refused { reason, .. } => Some(*reason),
+        Told::ProofTime { .. } => Some(Reason::ProofTime),
         _ => None,
     }
 }
@@ -247,6 +249,51 @@ fn a_renewal_without_proof_of_the_old_key_is_refused() {
     }
     let old = lab.renew(&node, NOW, |proof| proof.issued_at = NOW.minus(Duration::from_secs(61)));
     assert_eq!(reason(&old), Some(Reason::ProofTime));
+}
+
+#[test]
+fn a_node_with_another_clock_renews_by_a_challenge_that_is_taken_once_and_soon() {
+    let lab = lab();
+    let node = lab.node();
+    let wrong = NOW.minus(HOUR);
+    let challenge = || match lab.renew(&node, NOW, |proof| proof.issued_at = wrong) {
+        Told::ProofTime { time, challenge, .. } => (time, challenge),
+        other => panic!("{other:?}"),
+    };
+    let (time, text) = challenge();
+    assert_eq!(time, NOW);
+    let answer = |at: ServerTime, issued_at: ServerTime, text: &str| {
+        let told = lab.renew(&node, at, |proof| {
+            proof.issued_at = issued_at;
+            proof.challenge = Some(text.to_owned());
+        });
+        matches!(told, Told::Renewed(..))
+    };
+    assert!(!answer(NOW, NOW, "0123"), "one that nobody gave");
+    assert!(!answer(NOW, wrong, &text), "with another time than it was given");
+    assert!(answer(NOW.plus(Duration::from_secs(60)), NOW, &text));
+    assert!(!answer(NOW, NOW, &text), "a second time");
+    let (_, late) = challenge();
+    assert!(!answer(NOW.plus(Duration::from_secs(61)), NOW, &late));
+}
+
+#[test]
+fn a_revocation_names_the_certificates_of_its_node_and_holds_under_the_pinned_key() {
+    let lab = lab();
+    let (node, pins) = (lab.node(), lab.pins());
+    let order = Order::RevokeForGood(node.issued.node_id.clone());
+    let Told::Signed(envelope) = lab.worker.obey(order, NOW) else { panic!("not signed") };
+    let audience = |node_id: &str| Audience {
+        trust_domain: "lab.example".into(),
+        node_id: NodeId::new(node_id).unwrap(),
+    };
+    let own = audience(node.issued.node_id.as_str());
+    let revocation = Revocation::verify(&envelope, &pins.key, &own).unwrap();
+    let leaf = crate::wire::x509::read(&node.issued.chain[0].0).unwrap();
+    assert!(revocation.names(&data_encoding::HEXLOWER.encode(leaf.raw_serial())));
+    assert!(!revocation.names("4b"));
+    assert_eq!(reason(&lab.renew(&node, NOW, |_| {})), Some(Reason::CertificateRevoked));
+    assert!(Revocation::verify(&envelope, &pins.key, &audience("n-other")).is_err());
 }
 
 #[test]

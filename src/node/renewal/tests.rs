@@ -20,7 +20,8 @@ fn daemon() -> Daemon {
     let (end, ending) = watch::channel(None);
     let roots = watch::channel(CommandRoots::default()).0;
     let tell = Tell { identity: current, roots, ending: end };
-    let renewal = Renewal::new((state, mark), Vec::new(), Arc::new(Tcp), working, tell);
+    let replaced = Arc::new(Notify::new());
+    let renewal = Renewal::new((state, mark), Vec::new(), Arc::new(Tcp), working, tell, replaced);
     Daemon { fixture, renewal, identity, ending }
 }
 
@@ -30,7 +31,7 @@ async fn a_replaced_identity_of_the_same_node_is_taken_once() {
     assert!(daemon.renewal.look().await.is_none(), "nothing has changed");
     daemon.fixture.replace(URIS, 2);
     let credentials = daemon.renewal.look().await.expect("the new identity");
-    assert_eq!(credentials.cert_not_after, daemon.identity.borrow().not_after);
+    assert_eq!(credentials.offered.certificate, daemon.identity.borrow().certificate);
     assert_eq!(daemon.identity.borrow().generation, 2);
     assert!(daemon.renewal.look().await.is_none(), "it is taken");
     assert_eq!(*daemon.ending.borrow(), None);

@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 
+use super::moving::Moving;
 use super::{Beat, Output, Terms};
 use crate::session::backoff::up_to;
 use crate::wire::frames::{Ack, Delivery, Inbound};
+use crate::wire::link::Endpoint;
 use crate::wire::version::GATE_PEER_PROTO_MAX;
 
 /// So many heartbeat intervals without any frame are a half-open connection.
@@ -27,6 +29,7 @@ pub struct Live {
     commands_received: u64,
     frame_ignored: bool,
     redial_at: Option<Duration>,
+    pub(super) moving: Moving,
 }
 
 /// What is due in a live session.
@@ -35,6 +38,8 @@ pub(super) enum Due {
     Heartbeat(Beat),
     HalfOpen(String),
     Redial,
+    Move,
+    MoveTimeout(Endpoint),
 }
 
 impl Live {
@@ -50,6 +55,7 @@ impl Live {
             commands_received: 0,
             frame_ignored: false,
             redial_at: None,
+            moving: Moving::Not,
         }
     }
 
@@ -59,7 +65,7 @@ impl Live {
 
     pub(super) fn due(&self) -> Duration {
         let due = self.next_heartbeat.min(self.silent_at());
-        self.redial_at.map_or(due, |at| at.min(due))
+        [self.redial_at, self.moving.due()].into_iter().flatten().fold(due, Duration::min)
     }
 
     pub(super) fn perform_due(&mut self, now: Duration) -> Due {
@@ -69,6 +75,13 @@ impl Live {
         if self.silent_at() <= now {
             let silence = now.saturating_sub(self.last_frame);
             return Due::HalfOpen(format!("no frame from the gateway for {:.1} s", silence.as_secs_f64()));
+        }
+        match &self.moving {
+            Moving::At(at) if *at <= now => return Due::Move,
+            Moving::Dialing { endpoint, deadline, .. } if *deadline <= now => {
+                return Due::MoveTimeout(endpoint.clone());
+            }
+            _ => {}
         }
         if self.next_heartbeat > now {
             return Due::Nothing;
@@ -101,6 +114,8 @@ impl Live {
                 outputs.push(Output::Deliver(delivery));
             }
             Inbound::BadCancel(detail) => outputs.push(Output::BadCancel(detail)),
+            Inbound::Notice(notice) => outputs.push(Output::Notice(notice)),
+            Inbound::BadNotice(detail) => outputs.push(Output::BadNotice(detail)),
             Inbound::Drain { max_delay, .. } => {
                 let at = now + up_to(max_delay, rng);
                 self.redial_at = Some(self.redial_at.map_or(at, |earlier| earlier.min(at)));

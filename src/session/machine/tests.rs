@@ -4,15 +4,16 @@ use bytes::Bytes;
 use rand::SeedableRng;
 
 use super::*;
-use crate::model::Digest;
 use crate::wire::frames::Ack;
+
+mod moving;
 
 const NOT_AFTER: ServerTime = ServerTime(10_000_000_000);
 const START: ServerTime = ServerTime(1_000_000_000);
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// A machine with a clock of its own: the working clock goes with the monotonic one.
-struct Bench {
+pub(super) struct Bench {
     machine: Machine,
     mono: Duration,
     working: Option<ServerTime>,
@@ -55,7 +56,13 @@ fn end(kind: EndKind, reason: Option<Reason>) -> LinkEnd {
 }
 
 fn offered(not_after: ServerTime) -> Offered {
-    Offered { not_after, mend: "join again: like this".into() }
+    let validity = Validity { not_before: START, not_after };
+    Offered {
+        certificate: Digest::of(b"first"),
+        validity,
+        revoked: false,
+        mend: "join again: like this".into(),
+    }
 }
 
 impl Bench {

@@ -40,11 +40,16 @@ fn frame() -> impl Strategy<Value = pb::gateway_frame::Frame> {
         .prop_map(|(command_id, envelope)| pb::Cancel { command_id, envelope });
     let drain =
         (any::<u32>(), any::<String>()).prop_map(|(max_delay_ms, reason)| pb::Drain { max_delay_ms, reason });
+    let notice = || proptest::option::of(envelope());
+    let bundle = notice().prop_map(|envelope| pb::TrustBundle { envelope });
+    let revoked = notice().prop_map(|envelope| pb::RevocationNotice { envelope });
     prop_oneof![
         command.prop_map(Frame::Command),
         welcome.prop_map(Frame::Welcome),
         cancel.prop_map(Frame::Cancel),
         drain.prop_map(Frame::Drain),
+        bundle.prop_map(Frame::TrustBundle),
+        revoked.prop_map(Frame::RevocationNotice),
     ]
 }
 
@@ -65,7 +70,15 @@ fn within_the_limits(inbound: &Inbound) {
         Inbound::Drain { max_delay, reason } => {
             assert!(*max_delay <= MAX_DRAIN && !reason.chars().any(char::is_control));
         }
-        Inbound::Ack(_) | Inbound::Delivery(_) | Inbound::BadCancel(_) | Inbound::Ignored(_) => {}
+        Inbound::Notice(Notice::TrustBundle(envelope) | Notice::Revocation(envelope)) => {
+            assert!(envelope.payload.len() <= COMMAND_BODY_BYTES);
+            assert!(envelope.signatures.len() <= SIGNATURES && envelope.payload_type.len() <= ID_BYTES);
+        }
+        Inbound::Ack(_)
+        | Inbound::Delivery(_)
+        | Inbound::BadCancel(_)
+        | Inbound::BadNotice(_)
+        | Inbound::Ignored(_) => {}
     }
 }
 

@@ -1,0 +1,230 @@
+//! The task that renews the node's certificate: at 60 % of its life, at once for a journal without a birth, and after two
+//! Welcomes in a row whose time lies before the mark, to learn which of the two is wrong.
+//!
+//! What an answer brings is in this order: the identity on the disk, the clock and the journal's mark, then the word to
+//! the session, which takes the identity from the disk as it would one of a join.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::Rng as _;
+use rand::rngs::StdRng;
+use tokio::sync::{Notify, watch};
+
+use super::client_tls;
+use crate::blocking;
+use crate::failpoint;
+use crate::identity::Identity;
+use crate::identity::renew::{Caller, KeepError, RenewError, Renewal, Request, install};
+use crate::identity::schedule::{Moment, Retries};
+use crate::journal::Journal;
+use crate::model::{Digest, Incarnation, Reason, ServerTime};
+use crate::ports::Connect;
+use crate::session::{SessionStatus, WorkingClock};
+use crate::wire::link::Endpoint;
+
+/// Longest sleep before the clocks are looked at anew: a machine that was suspended has slept longer than it knows.
+const LOOK: Duration = Duration::from_secs(60);
+/// So many Welcomes in a row that lie before the mark raise a doubt of the mark.
+const DOUBTFUL: u32 = 2;
+/// Between two renewals for such a doubt: a gateway that lies about time must not make a node ask without end.
+const DOUBT_EVERY: Duration = Duration::from_secs(600);
+
+/// What the task is made of.
+pub(super) struct Renewing {
+    pub(super) state: PathBuf,
+    /// The identity in use.
+    pub(super) identity: watch::Receiver<Identity>,
+    /// The lowest version of a trust bundle that is taken.
+    pub(super) trust_floor: u64,
+    /// Instead of the trust bundle's.
+    pub(super) own_endpoints: Vec<Endpoint>,
+    pub(super) connect: Arc<dyn Connect>,
+    pub(super) working: WorkingClock,
+    pub(super) journal: Journal,
+    pub(super) session: watch::Receiver<SessionStatus>,
+    pub(super) incarnation: Incarnation,
+    /// Tells the session that identity.json was replaced.
+    pub(super) replaced: Arc<Notify>,
+    pub(super) rng: StdRng,
+}
+
+/// Why the node asks for a certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    /// Its time has come.
+    Life,
+    /// The journal has no birth.
+    Birth,
+    /// The mark and the gateways' time do not agree.
+    Doubt,
+}
+
+/// The moment of the certificate in use.
+struct Planned {
+    certificate: Digest,
+    moment: Moment,
+    got: Option<ServerTime>,
+}
+
+/// Welcomes that lay before the mark.
+#[derive(Default)]
+struct Doubt {
+    in_a_row: u32,
+    /// The end that was counted last, boot time, ms.
+    counted: Option<u64>,
+    asked: Option<Duration>,
+}
+
+impl Doubt {
+    fn look(&mut self, session: &SessionStatus) {
+        if session.live.is_some() {
+            self.in_a_row = 0;
+        }
+        let Some(end) = &session.last_end else { return };
+        if self.counted.replace(end.at_boot_ms) != Some(end.at_boot_ms) {
+            let backwards = end.reason == Some(Reason::TimeBackwards);
+            self.in_a_row = if backwards { self.in_a_row.saturating_add(1) } else { 0 };
+        }
+    }
+
+    fn stands(&self, now: Duration) -> bool {
+        self.in_a_row >= DOUBTFUL && self.asked.is_none_or(|asked| now.saturating_sub(asked) >= DOUBT_EVERY)
+    }
+}
+
+impl Renewing {
+    /// Runs for ever.
+    pub(super) async fn run(mut self) {
+        let mut retries = Retries::default();
+        let mut doubt = Doubt::default();
+        let mut planned = self.plan(None);
+        loop {
+            let why = self.due(&mut planned, &mut doubt).await;
+            if why == Why::Doubt {
+                doubt = Doubt { asked: Some(self.working.clock().boot()), ..doubt };
+            }
+            // On the heap while it lasts: a node that waits for weeks is to be small.
+            match Box::pin(self.attempt(why)).await {
+                Ok(got) => {
+                    retries = Retries::default();
+                    // The session takes it from the disk; until then nothing is due again.
+                    let _ = tokio::time::timeout(LOOK, self.identity.changed()).await;
+                    planned = self.plan(Some(got));
+                }
+                Err(error) => {
+                    let wait = retries.failed(error.pushback(), &mut self.rng);
+                    self.log(&error, retries.failures(), wait);
+                    tokio::time::sleep(wait).await;
+                }
+            }
+        }
+    }
+
+    fn plan(&mut self, got: Option<ServerTime>) -> Planned {
+        let certificate = self.identity.borrow_and_update().certificate;
+        Planned { certificate, moment: Moment::draw(&mut self.rng), got }
+    }
+
+    /// Waits until there is a reason to ask.
+    async fn due(&mut self, planned: &mut Planned, doubt: &mut Doubt) -> Why {
+        loop {
+            if self.identity.borrow_and_update().certificate != planned.certificate {
+                *planned = self.plan(None);
+            }
+            doubt.look(&self.session.borrow_and_update());
+            let wait = match self.reason(planned, doubt) {
+                Ok(why) => return why,
+                Err(wait) => wait,
+            };
+            let changed = tokio::select! {
+                biased;
+                changed = self.identity.changed() => changed,
+                changed = self.session.changed() => changed,
+                () = tokio::time::sleep(wait) => Ok(()),
+            };
+            if changed.is_err() {
+                // The node ends.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Why to ask now, or how long to sleep before looking again.
+    fn reason(&self, planned: &Planned, doubt: &Doubt) -> Result<Why, Duration> {
+        let Some(now) = self.working.now() else { return Err(LOOK) };
+        let (validity, revoked) = {
+            let identity = self.identity.borrow();
+            (identity.leaf.validity, identity.revoked)
+        };
+        // What has run out or was revoked proves nothing; the session says so.
+        if revoked || now >= validity.not_after {
+            return Err(LOOK);
+        }
+        if doubt.stands(self.working.clock().boot()) {
+            return Ok(Why::Doubt);
+        }
+        // A mark alone may be long past: a proof with its time would be refused.
+        if !self.working.heard() {
+            return Err(LOOK);
+        }
+        if self.journal.birth().is_none() {
+            return Ok(Why::Birth);
+        }
+        let left = planned.moment.of(validity, planned.got).since(now);
+        if left.is_zero() { Ok(Why::Life) } else { Err(left.min(LOOK)) }
+    }
+
+    /// Asks, and puts what came into force. The time that came.
+    async fn attempt(&mut self, why: Why) -> Result<ServerTime, RenewError> {
+        let held = self.identity.borrow().clone();
+        tracing::info!(?why, until = %held.leaf.validity.not_after, "renewing the certificate");
+        let request = blocking::run(Request::new).await?.map_err(KeepError::from)?;
+        let own = &self.own_endpoints;
+        let endpoints = if own.is_empty() { held.trust.endpoints.clone() } else { own.clone() };
+        let session = self.session.borrow().live.as_ref().map(|live| live.session_id.clone());
+        let renewal = Renewal {
+            held: &held,
+            trust_floor: self.trust_floor,
+            endpoints: &endpoints,
+            tls: client_tls(&held, &self.working)?,
+            connect: Arc::clone(&self.connect),
+            clock: Arc::clone(self.working.clock()),
+            caller: Caller { incarnation: self.incarnation.clone(), session },
+            heard: self.working.heard(),
+        };
+        let now = self.working.now().unwrap_or_default();
+        let accepted = renewal.ask(&request, now, || nonce(&mut self.rng)).await?;
+        failpoint::hit(failpoint::RENEW_ANSWERED);
+        let (time, until) = (accepted.server_time, accepted.leaf.validity.not_after);
+        let state = self.state.clone();
+        blocking::run(move || install(&state, &held, &request, &accepted)).await??;
+        self.working.answered(time);
+        if let Err(error) = self.journal.answered(time).await {
+            tracing::warn!(%error, "the time of the renewal's answer is in force but not recorded");
+        }
+        failpoint::hit(failpoint::RENEW_TIME);
+        tracing::info!(%until, "the certificate is renewed");
+        self.replaced.notify_one();
+        Ok(time)
+    }
+
+    fn log(&self, error: &RenewError, attempt: u32, wait: Duration) {
+        let chain: &dyn std::error::Error = error;
+        let not_after = self.identity.borrow().leaf.validity.not_after;
+        let expires_in = self.working.now().map_or(0, |now| not_after.since(now).as_secs());
+        tracing::warn!(
+            error = chain,
+            attempt,
+            expiresIn = expires_in,
+            next = wait.as_secs(),
+            "the certificate was not renewed"
+        );
+    }
+}
+
+/// 128 bits in hex.
+fn nonce(rng: &mut StdRng) -> String {
+    data_encoding::HEXLOWER.encode(&rng.random::<[u8; 16]>())
+}

@@ -1,0 +1,121 @@
+//! What the join service has to say of this node's identity within a session: a newer trust bundle, or that its
+//! certificate is revoked. A gateway only relays it. What holds is on the disk before anybody acts on it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde_json::json;
+use tokio::sync::{Notify, mpsc, watch};
+
+use crate::blocking;
+use crate::identity::Identity;
+use crate::identity::renew::{KeepError, keep_bundle, keep_revocation, take_newer};
+use crate::journal::Journal;
+use crate::model::{EventType, NewEvent};
+use crate::session::WorkingClock;
+use crate::wire::bundle::{BundleError, Trust};
+use crate::wire::dsse::{Audience, Envelope};
+use crate::wire::frames::Notice;
+use crate::wire::revocation::Revocation;
+
+/// What the task is made of.
+pub(super) struct Trusting {
+    pub(super) state: PathBuf,
+    /// The identity in use.
+    pub(super) identity: watch::Receiver<Identity>,
+    /// The lowest version of a trust bundle that is taken.
+    pub(super) trust_floor: u64,
+    pub(super) working: WorkingClock,
+    pub(super) journal: Journal,
+    /// From the session.
+    pub(super) notices: mpsc::Receiver<Notice>,
+    /// Tells the session that identity.json was replaced.
+    pub(super) replaced: Arc<Notify>,
+}
+
+impl Trusting {
+    /// Runs for ever.
+    pub(super) async fn run(mut self) {
+        while let Some(notice) = self.notices.recv().await {
+            // On the heap while it lasts, as it is rare.
+            match notice {
+                Notice::TrustBundle(envelope) => Box::pin(self.bundle(envelope)).await,
+                Notice::Revocation(envelope) => Box::pin(self.revocation(envelope)).await,
+            }
+        }
+        // The session has ended, and with it the node.
+        std::future::pending().await
+    }
+
+    async fn bundle(&self, envelope: Envelope) {
+        let held = self.identity.borrow().clone();
+        // The one that is held, told once more, is nobody's fault.
+        if envelope.payload == held.trust.envelope.payload {
+            return;
+        }
+        let judged = Trust::verify(envelope, &held.join_signing_key, &held.trust_domain)
+            .and_then(|offered| take_newer(offered, &held.trust, self.trust_floor));
+        let trust = match judged {
+            Ok(trust) => trust,
+            Err(error) => return self.refused(EventType::TrustBundleRefused, &error).await,
+        };
+        let (version, issued_at) = (trust.bundle.version, trust.bundle.issued_at);
+        let state = self.state.clone();
+        if self.kept("trust bundle", blocking::run(move || keep_bundle(&state, &held, &trust)).await) {
+            self.working.document(issued_at);
+            self.tell(EventType::TrustBundleTaken, json!({ "version": version })).await;
+            self.replaced.notify_one();
+        }
+    }
+
+    async fn revocation(&self, envelope: Envelope) {
+        let held = self.identity.borrow().clone();
+        let audience = Audience { trust_domain: held.trust_domain.clone(), node_id: held.node_id.clone() };
+        let revocation = match Revocation::verify(&envelope, &held.join_signing_key, &audience) {
+            Ok(revocation) => revocation,
+            Err(error) => {
+                return self.refused(EventType::RevocationRefused, &BundleError::Document(error)).await;
+            }
+        };
+        self.working.document(revocation.issued_at);
+        let serial = held.leaf.serial.clone();
+        if held.revoked || !revocation.names(&serial) {
+            tracing::debug!(serial, "a revocation does not name the certificate in use; ignored");
+            return;
+        }
+        tracing::error!(serial, "the certificate of this node is revoked and is not used again");
+        let state = self.state.clone();
+        if self.kept("revocation", blocking::run(move || keep_revocation(&state, &held, envelope)).await) {
+            self.tell(EventType::IdentityRevoked, json!({ "serial": serial })).await;
+            self.replaced.notify_one();
+        }
+    }
+
+    async fn refused(&self, event: EventType, error: &BundleError) {
+        let detail = error.to_string();
+        tracing::warn!(detail, "refused: {event}");
+        self.tell(event, json!({ "detail": detail })).await;
+    }
+
+    /// Whether it is on the disk; the gateway tells it again in the next session.
+    fn kept(&self, what: &str, kept: Result<Result<(), KeepError>, tokio::task::JoinError>) -> bool {
+        match kept {
+            Ok(Ok(())) => return true,
+            Ok(Err(error)) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::error!(error, "a {what} holds and cannot be kept");
+            }
+            Err(error) => tracing::error!(%error, "keeping a {what} failed"),
+        }
+        false
+    }
+
+    async fn tell(&self, event: EventType, body: serde_json::Value) {
+        if let Err(error) = self.journal.record(NewEvent::new(event, body)).await {
+            tracing::warn!(%error, "an event is not told: {event}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
