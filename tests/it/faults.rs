@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bcd::gateway::control::{CommandView, Response};
 use bcd::gateway::worker::Draft;
-use bcd::model::CommandId;
+use bcd::model::{CommandId, ServerTime};
 use serde_json::json;
 use serde_json::value::to_raw_value;
 
@@ -391,8 +391,9 @@ fn a_lost_journal_takes_its_mark_from_the_floors() {
     until("the floors of a Welcome", || floors(&lab).exists().then_some(()));
     lab.kill_node();
     let mut known: serde_json::Value = serde_json::from_slice(&std::fs::read(floors(&lab)).unwrap()).unwrap();
-    let joined_mark = journal(&lab)["mark"].as_str().unwrap().to_owned();
-    assert!(known["server_time_mark"].as_str().unwrap() >= joined_mark.as_str(), "{known} {joined_mark}");
+    let time = |value: &serde_json::Value| serde_json::from_value::<ServerTime>(value.clone()).unwrap();
+    let joined_mark = journal(&lab)["mark"].clone();
+    assert!(time(&known["server_time_mark"]) >= time(&joined_mark), "{known} {joined_mark}");
 
     // A mark that no gateway of this year has: whoever heeds it refuses the Welcome.
     known["server_time_mark"] = "2100-01-01T00:00:00Z".into();
