@@ -60,6 +60,7 @@ fn lie(evidence: &Evidence, handed: &Handed, row: &CommandView) -> Option<String
     let witnessed = !class.leaves_witness() || runs > 0;
     let lacks = class == Class::Barrier && evidence.old.contains(&handed.planned.agent);
     let lost = || evidence.blows(&row.node, loses_journal).any(|at| at <= row.ended_ms);
+    let filled = || evidence.blows(&row.node, |blow| matches!(blow, Blow::DiskFull)).next().is_some();
     match (row.state.as_str(), row.reason.as_str()) {
         ("succeeded", _) if class == Class::Fails => Some("SUCCEEDED, and it was asked to fail".into()),
         ("succeeded", _) if !witnessed => Some("SUCCEEDED without an effect".into()),
@@ -69,6 +70,8 @@ fn lie(evidence: &Evidence, handed: &Handed, row: &CommandView) -> Option<String
         // By the shutdown of its machine.
         ("failed", "signal") if rebooted_meanwhile(evidence, row) => None,
         ("failed" | "rejected", "journal-lost") if lost() => None,
+        // A look at all that it holds is a look into the journal, which shares a commit with what a full disk refuses.
+        ("failed", "inventory-unknown") if class == Class::Barrier && filled() => None,
         ("rejected", "denied-by-operator") if lacks => None,
         _ if lacks && row.state != "cancelled" => Some(format!("{}, and its node cannot do that", row.state)),
         ("cancelled", _) if matches!(class, Class::Cancelled(_)) => None,

@@ -155,6 +155,23 @@ fn a_result_that_the_witness_does_not_bear_out_breaks_i2() {
 }
 
 #[test]
+fn a_look_at_what_a_node_holds_may_fail_where_its_disk_was_full_and_nowhere_else() {
+    let failed = |evidence: &mut Evidence| {
+        let planned = Planned { id: CommandId::new("c-5").expect("an id"), agent: 0, class: Class::Barrier };
+        let row = view("c-5", "failed", "inventory-unknown");
+        evidence.handed.insert(row.id.clone(), Handed { planned, acknowledged: true, signed_ms: 1 });
+        evidence.told.push(told(u64::try_from(evidence.told.len()).expect("few") + 1, "c-5"));
+        evidence.commands.push(row);
+    };
+    assert_eq!(broken(failed), ["I2"]);
+    let on_a_full_disk = |evidence: &mut Evidence| {
+        failed(evidence);
+        evidence.moments.push(Moment { at_ms: 1, what: Struck::Agent(0, Blow::DiskFull) });
+    };
+    assert_eq!(broken(on_a_full_disk), [""; 0]);
+}
+
+#[test]
 fn an_event_that_is_missing_doubled_or_out_of_order_breaks_i7() {
     assert_eq!(broken(|evidence| drop(evidence.told.remove(1))), ["I7"]);
     assert_eq!(broken(|evidence| evidence.told.push(told(5, "c-4"))), ["I7"]);
