@@ -12,7 +12,7 @@ use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use serde_json::json;
 
-use crate::gateway::control::{ClientError, Operator, Request, Response};
+use crate::gateway::control::{Client, ClientError, Operator, Request, Response};
 use crate::gateway::worker::Desk;
 use crate::model::{CommandId, Exit};
 
@@ -25,7 +25,7 @@ pub(super) struct Args {
     /// The gateway's directory (its --state).
     #[arg(long, value_name = "DIR")]
     gateway: PathBuf,
-    /// The directory of the worker that signs commands and makes tickets. Default: `worker` in the gateway's directory.
+    /// The directory of the worker that signs commands and makes tickets. Default: the one that the gateway names.
     #[arg(long, value_name = "DIR")]
     worker: Option<PathBuf>,
     /// Answers as JSON.
@@ -248,7 +248,14 @@ pub(super) fn run(args: Args) -> Exit {
 }
 
 async fn command(args: Args) -> Result<Exit, CtlError> {
-    let desk = Desk::at(&args.worker.unwrap_or_else(|| args.gateway.join("worker")));
+    let worker = match args.worker {
+        Some(worker) => worker,
+        None => match Client::connect(&args.gateway).await?.call(&Request::Worker).await? {
+            Response::Worker(Some(worker)) => worker,
+            _ => return Err(CtlError::Answer),
+        },
+    };
+    let desk = Desk::at(&worker);
     let operator = Operator::connect(&args.gateway, desk.clone()).await?;
     let mut ctl = Session { gateway: args.gateway, desk, operator, json: args.json };
     match args.command {

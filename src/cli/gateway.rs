@@ -124,6 +124,8 @@ pub(super) fn run(args: Args) -> Exit {
         certificate_life: args.certificate_life,
     });
     let works = args.worker.or_else(|| own.as_ref().map(|own| own.state.clone())).unwrap_or_default();
+    // Told to `bcd ctl`, which runs elsewhere.
+    let works = std::path::absolute(&works).unwrap_or(works);
     let options = Options {
         store: args.store,
         trust_domain: args.trust_domain,
@@ -233,7 +235,8 @@ async fn serve(
 /// Runs a worker beside the gateway, and another one when it has ended.
 async fn keep_worker(options: worker::Options) {
     loop {
-        match std::env::current_exe().and_then(|exe| Child::start(&exe, &options, Stdio::inherit())) {
+        // This very program, whatever file has its name by now.
+        match Child::start(Path::new("/proc/self/exe"), &options, Stdio::inherit()) {
             Ok(mut child) => {
                 while child.is_running() {
                     tokio::time::sleep(LOOK).await;

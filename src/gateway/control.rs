@@ -11,6 +11,7 @@ pub use operator::Operator;
 pub(super) use serve::{answer, serve};
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -98,6 +99,8 @@ pub enum Request {
     },
     /// Ends a drain.
     Undrain,
+    /// The worker's directory.
+    Worker,
     /// Counts.
     Stats,
     /// An outage of the store, for the simulator: its write lock is held, so that no gateway can write.
@@ -125,6 +128,8 @@ pub enum Response {
     Events(Vec<EventView>),
     /// Events of nodes.
     NodeEvents(Vec<NodeEventView>),
+    /// The worker's directory; absent: it stands within the gateway's process.
+    Worker(Option<PathBuf>),
     /// Counts.
     Stats(Stats),
     /// Not done; why.

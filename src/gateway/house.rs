@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::hub::{self, Hub};
 use super::session::chain;
-use super::worker::{Ask, Told};
 use super::{neighbours, store};
 
 /// Expired commands are looked for this often.
@@ -20,21 +19,6 @@ pub async fn leave(hub: &Hub) {
         && let Err(error) = hub.store.give_lease_back(lease).await
     {
         tracing::error!(error = %chain(&error), "the lease was not given back");
-    }
-    tell_endpoints(hub).await;
-}
-
-/// Tells the worker which gateways are left, for tickets and bundles. The last one that stops is still named.
-async fn tell_endpoints(hub: &Hub) {
-    let endpoints: Vec<String> = match hub.store.gateways().await {
-        Ok(gateways) => gateways.into_values().flatten().collect(),
-        Err(error) => return tracing::error!(error = %chain(&error), "the gateways were not listed"),
-    };
-    if endpoints.is_empty() {
-        return;
-    }
-    if let Told::Failed(why) = hub.worker.ask(Ask::Endpoints(endpoints)).await {
-        tracing::warn!(why, "the worker was not told which gateways there are");
     }
 }
 

@@ -40,7 +40,7 @@ impl std::fmt::Display for Listener {
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// Nothing listens.
-    #[error("no {who} runs on {path}; start one with: bcd {who} --state {dir}", dir = dir_of(path).display())]
+    #[error("no {who} runs on {path}; {mend}", mend = mend(*who, path))]
     Unreachable {
         /// Who should.
         who: Listener,
@@ -82,8 +82,14 @@ pub enum ClientError {
     Refused(String),
 }
 
-fn dir_of(path: &Path) -> &Path {
-    path.parent().unwrap_or(path)
+fn mend(who: Listener, path: &Path) -> String {
+    match who {
+        Listener::Gateway => {
+            format!("start one with: bcd gateway --state {}", path.parent().unwrap_or(path).display())
+        }
+        // A new one would make new keys, which no node knows.
+        Listener::Worker => "it is started with its gateway; one that runs apart is named by --worker".into(),
+    }
 }
 
 /// A connection: one request at a time.

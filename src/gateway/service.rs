@@ -14,6 +14,7 @@ use super::hub::{Hub, Live, SessionEnd, revoked_message};
 use super::neighbours;
 use super::peer::Peer;
 use super::session::{self, Begun, Opening, Outgoing, chain};
+use super::store::Renewing;
 use super::store::{HelloRefusal, Route, StoreError};
 use super::tls::PeerLeaf;
 use super::worker::{Ask, Noted, Told};
@@ -183,19 +184,36 @@ impl Service {
             hub.refuse(Code::FailedPrecondition, reason, &message, None)
         })?;
         match hub.worker.ask(Ask::Join(Der(request.encode_to_vec().into()))).await {
-            Told::Joined(response, noted) => self.relay(&response, *noted).await,
+            Told::Joined(response, noted) => self.relay(&response, *noted, None).await,
             other => Err(self.refused(other)),
         }
     }
 
     /// Notes what was issued, then hands the answer on: a node that has it is known here.
-    async fn relay<T: prost::Message + Default>(&self, response: &Der, noted: Noted) -> Result<T, Status> {
-        let noted = self.0.store.note_certificate(noted).await;
-        noted.map_err(|error| self.internal(&error))?;
+    async fn relay<T: prost::Message + Default>(
+        &self,
+        response: &Der,
+        noted: Noted,
+        renewing: Option<Renewing>,
+    ) -> Result<T, Status> {
+        let noted = self.0.store.note_certificate(noted, renewing).await;
+        if let Some(reason) = noted.map_err(|error| self.internal(&error))? {
+            return Err(self.not_renewed(reason));
+        }
         failpoint::hit(failpoint::GATEWAY_JOINED);
         T::decode(&*response.0).map_err(|_| {
             self.0.refuse(Code::Internal, Reason::Internal, "the worker's answer cannot be read", None)
         })
+    }
+
+    fn not_renewed(&self, reason: Reason) -> Status {
+        let code = match reason {
+            Reason::UnknownNode => Code::PermissionDenied,
+            Reason::Superseded => Code::Aborted,
+            _ => Code::Unauthenticated,
+        };
+        let message = "the certificate is not renewed: it was revoked, or its node is another process's now";
+        self.0.refuse(code, reason, message, None)
     }
 
     /// What the worker said instead of an answer, as the caller hears it.
@@ -295,20 +313,16 @@ impl pb::enrollment_server::Enrollment for Service {
         let peer = self.peer(&request)?;
         let incarnation = request.metadata().get(status::INCARNATION);
         let incarnation = incarnation.and_then(|value| value.to_str().ok()).map(str::to_owned);
-        let refused = self.0.store.not_renewed(peer.node, peer.serial, incarnation).await;
+        let renewing = Renewing { node: peer.node, serial: peer.serial, incarnation };
+        let refused = self.0.store.not_renewed(renewing.clone()).await;
         if let Some(reason) = refused.map_err(|error| self.internal(&error))? {
-            let code = match reason {
-                Reason::UnknownNode => Code::PermissionDenied,
-                Reason::Superseded => Code::Aborted,
-                _ => Code::Unauthenticated,
-            };
-            let message =
-                "the certificate is not renewed: it was revoked, or its node is another process's now";
-            return Err(self.0.refuse(code, reason, message, None));
+            return Err(self.not_renewed(reason));
         }
         let ask = Ask::Renew { request: Der(request.into_inner().encode_to_vec().into()), leaf };
         match self.0.worker.ask(ask).await {
-            Told::Renewed(response, noted) => Ok(Response::new(self.relay(&response, *noted).await?)),
+            Told::Renewed(response, noted) => {
+                Ok(Response::new(self.relay(&response, *noted, Some(renewing)).await?))
+            }
             other => Err(self.refused(other)),
         }
     }

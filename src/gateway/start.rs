@@ -35,8 +35,8 @@ pub async fn prepare(
     let lease = lease.ok_or_else(|| GatewayError::Replaced(store.gateway().clone()))?;
     let rng = randomness(options.seed, &lease);
     let worker = options.worker;
-    let every = store.gateways().await?.into_values().flatten().collect();
-    let (chain, key, node_root) = certificate(&worker, &endpoints, every).await?;
+    let (gateway, domain) = (store.gateway().to_string(), &options.trust_domain);
+    let (chain, key, node_root) = certificate(&worker, gateway, named.clone(), domain).await?;
     let serving = Arc::new(Serving::new(chain, key)?);
     if let Some(files) = &options.serving {
         let (files, serving) = (files.clone(), serving.clone());
@@ -66,18 +66,24 @@ pub async fn prepare(
 /// A key of this gateway's own, with the certificate that the worker gives for it.
 async fn certificate(
     worker: &worker::Link,
-    own: &[Endpoint],
+    gateway: String,
     endpoints: Vec<String>,
+    own_domain: &str,
 ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>, CertificateDer<'static>), GatewayError> {
     let failed = |why: &dyn std::fmt::Display| GatewayError::Unserved(why.to_string());
     let key = rcgen::KeyPair::generate().map_err(|error| failed(&error))?;
     let csr = rcgen::CertificateParams::default().serialize_request(&key).map_err(|error| failed(&error))?;
-    let hosts = own.iter().map(|endpoint| endpoint.host.clone()).collect();
-    let ask = worker::Ask::Serve { csr: csr.der().as_ref().into(), hosts, endpoints };
-    let (chain, node_root) = match worker.ask(ask).await {
-        worker::Told::Serving { chain, node_root } => (chain, node_root),
+    let ask = worker::Ask::Serve { csr: csr.der().as_ref().into(), gateway, endpoints };
+    let (chain, node_root, domain) = match worker.ask(ask).await {
+        worker::Told::Serving { chain, node_root, trust_domain } => (chain, node_root, trust_domain),
+        worker::Told::Failed(why) => return Err(failed(&why)),
         other => return Err(failed(&format!("{other:?}"))),
     };
+    if domain != own_domain {
+        let why =
+            format!("its trust domain is {domain}, not {own_domain}; start with --trust-domain {domain}");
+        return Err(failed(&why));
+    }
     let chain = chain.into_iter().map(|der| der.0.to_vec().into()).collect();
     let key = PrivateKeyDer::Pkcs8(key.serialize_der().into());
     Ok((chain, key, node_root.0.to_vec().into()))

@@ -96,7 +96,7 @@ impl Held {
     }
 }
 
-/// The turn to open a store: its schema and its CA are made by one process.
+/// The turn to open a store: its schema is made by one process.
 #[derive(Debug)]
 pub struct Opening {
     _lock: Flock<File>,

@@ -11,7 +11,7 @@ use super::link::{BadEndpoint, Endpoint};
 use crate::model::{Digest, NodeId, ServerTime};
 
 /// Certificates, keys or endpoints of one list.
-const LIST: usize = 64;
+pub const LIST: usize = 64;
 
 /// A bundle's body. A list that is absent is empty, and what is empty vouches for nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

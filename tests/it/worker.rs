@@ -100,3 +100,32 @@ fn a_worker_apart_serves_its_gateways_and_none_of_them_holds_a_key() {
     files.sort_unstable();
     assert_eq!(files, ["control.sock", "id", "lock", "store.lock"]);
 }
+
+#[test]
+fn an_operators_word_about_a_node_is_the_workers_too() {
+    let mut lab = Lab::joined();
+    lab.start_node(None);
+    lab.probe();
+    let (gateway, node) = (lab.path("gateway"), lab.node_id());
+    let ctl = |lab: &Lab, what: &str| {
+        let said =
+            lab.bcd(&["ctl", "--gateway", &gateway.to_string_lossy(), what, node.as_str()], None).output();
+        let said = said.expect("bcd starts");
+        assert!(said.status.success(), "{what}: {said:?}");
+    };
+    let counted = |what: &str| -> i64 {
+        let db = rusqlite::Connection::open(gateway.join("worker/worker.db")).expect("the worker's tables");
+        db.query_row(what, [node.as_str()], |row| row.get(0)).expect("a count")
+    };
+    let revoked = "SELECT count(*) FROM certificates WHERE node_id = ? AND revoked <> 0";
+    let known = "SELECT count(*) FROM nodes JOIN joins USING (node_id) WHERE node_id = ?";
+    ctl(&lab, "revoke");
+    assert!(counted(revoked) > 0);
+    ctl(&lab, "unrevoke");
+    assert_eq!((counted(revoked), counted(known)), (0, 1));
+    lab.kill_node();
+    lab.start_node(None);
+    lab.probe();
+    ctl(&lab, "delete");
+    assert_eq!(counted(known), 0, "the ticket that it used lets it in no more");
+}

@@ -1,5 +1,6 @@
 //! The server of the control socket.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -72,6 +73,7 @@ async fn carry_out(hub: &Hub, request: Request) -> Result<Response, StoreError> 
             hub.set_draining(false);
             Response::Done
         }
+        Request::Worker => Response::Worker(hub.worker.directory().map(Path::to_path_buf)),
         Request::Stats => stats(hub).await?,
         Request::StopStore { ms } => {
             store.stop(Duration::from_millis(ms).min(LONGEST_STOP)).await?;
@@ -171,6 +173,7 @@ async fn events(hub: &Hub, after: u64, wait: Duration) -> Result<Response, Store
 }
 
 async fn revoke(hub: &Hub, node: &NodeId, revocation: Option<Envelope>) -> Result<Response, StoreError> {
+    let (signed, here) = (revocation.is_some(), hub.session(node).is_some());
     // Before the session is ended: a node that is not connected here hears the gateway's word alone.
     if let Some((envelope, live)) = revocation.zip(hub.session(node)) {
         let notice = pb::RevocationNotice { envelope: Some(envelope.into()) };
@@ -182,7 +185,13 @@ async fn revoke(hub: &Hub, node: &NodeId, revocation: Option<Envelope>) -> Resul
     let Some(count) = hub.store.revoke(node.clone()).await? else { return Ok(unknown_node(node)) };
     tracing::info!(%node, count, "certificates were revoked");
     neighbours::look_at(hub, node).await?;
-    Ok(Response::Done)
+    Ok(match signed && !here {
+        true => Response::Error(format!(
+            "the certificates of {node} are revoked here, but it has no session at this gateway: nobody has told it that this \
+             is for good. Ask the gateway that has it (bcd ctl nodes), or let its certificates run out"
+        )),
+        false => Response::Done,
+    })
 }
 
 async fn delete(hub: &Hub, node: &NodeId) -> Result<Response, StoreError> {

@@ -2,16 +2,28 @@
 
 use rusqlite::params;
 
+use super::revocations::{Renewing, hinders};
 use super::{Store, StoreError, int};
 use crate::gateway::worker::Noted;
+use crate::model::Reason;
 
 impl Store {
-    /// Notes a certificate, and its node where it is new or has joined again.
+    /// Notes a certificate, and its node where it is new or has joined again. Of a renewal: unless it was revoked or
+    /// deleted while the worker answered; then why, and nothing is noted.
     ///
     /// # Errors
     /// See [`StoreError`].
-    pub async fn note_certificate(&self, noted: Noted) -> Result<(), StoreError> {
+    pub async fn note_certificate(
+        &self,
+        noted: Noted,
+        renewing: Option<Renewing>,
+    ) -> Result<Option<Reason>, StoreError> {
         self.run(move |db| {
+            if let Some(renewing) = &renewing
+                && let Some(reason) = hinders(db, renewing)?
+            {
+                return Ok(Some(reason));
+            }
             let (node, generation) = (noted.node.as_str(), int(noted.generation));
             db.execute(
                 "INSERT INTO nodes (node_id, generation, role, site) VALUES (?1, ?2, ?3, ?4)
@@ -22,7 +34,7 @@ impl Store {
                 "INSERT OR IGNORE INTO certs (serial, node_id, generation, not_after_ms) VALUES (?, ?, ?, ?)",
                 params![noted.serial, node, generation, noted.not_after.0],
             )?;
-            Ok(())
+            Ok(None)
         })
         .await
     }

@@ -2,7 +2,6 @@
 //! under and is judged within its own transaction, by the clock as it is then: what a stopped process had in hand
 //! when it was stopped does nothing when it goes on.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -183,25 +182,6 @@ impl Store {
                 lose_nodes(db, gateway, "gateway-lost", now)?;
             }
             Ok(!ended.is_empty())
-        })
-        .await
-    }
-
-    /// Gateways that hold a lease, by id, each with what tickets name.
-    ///
-    /// # Errors
-    /// See [`StoreError`].
-    pub async fn gateways(&self) -> Result<BTreeMap<String, Vec<String>>, StoreError> {
-        let now = self.clock();
-        self.run(move |db| {
-            let mut rows = db.prepare_cached(
-                "SELECT id, endpoints FROM gateways WHERE held = 1 AND expires_ms > ? ORDER BY id",
-            )?;
-            let gateways = rows.query_map([now().0], |row| {
-                let endpoints: String = row.get(1)?;
-                Ok((row.get(0)?, serde_json::from_str(&endpoints).unwrap_or_default()))
-            })?;
-            gateways.collect()
         })
         .await
     }

@@ -39,7 +39,7 @@ pub use hello::{HelloFacts, HelloRefusal};
 pub use inline::Inline;
 pub use lease::{Lease, Route, Stray};
 pub use notices::{Heard, Notice};
-pub use revocations::Standing;
+pub use revocations::{Renewing, Standing};
 pub use updates::{Applied, Effects};
 
 /// Jobs in one transaction at most.

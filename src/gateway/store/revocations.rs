@@ -19,6 +19,36 @@ pub enum Standing {
     Unknown,
 }
 
+/// Who asks for a renewal.
+#[derive(Debug, Clone)]
+pub struct Renewing {
+    /// The node.
+    pub node: NodeId,
+    /// Of the certificate that it calls with.
+    pub serial: String,
+    /// Of the process that calls, where it says so.
+    pub incarnation: Option<String>,
+}
+
+/// Why a certificate is not renewed, if there is a why.
+pub(super) fn hinders(db: &Connection, renewing: &Renewing) -> rusqlite::Result<Option<Reason>> {
+    if let Some(reason) = revoked(db, &renewing.serial)? {
+        return Ok(Some(reason));
+    }
+    let node = renewing.node.as_str();
+    let newest: Option<String> = db
+        .prepare_cached("SELECT incarnation FROM nodes WHERE node_id = ?")?
+        .query_row([node], |row| row.get(0))
+        .optional()?;
+    let Some(newest) = newest else { return Ok(Some(Reason::UnknownNode)) };
+    let other = renewing.incarnation.as_ref().filter(|incarnation| **incarnation != newest);
+    let Some(other) = other else { return Ok(None) };
+    let followed = db
+        .prepare_cached("SELECT 1 FROM appearances WHERE node_id = ? AND incarnation = ?")?
+        .exists([node, other])?;
+    Ok(followed.then_some(Reason::Superseded))
+}
+
 impl Store {
     /// Where a session of this epoch and certificate stands.
     ///
@@ -64,30 +94,8 @@ impl Store {
     ///
     /// # Errors
     /// See [`StoreError`].
-    pub async fn not_renewed(
-        &self,
-        node: NodeId,
-        serial: String,
-        incarnation: Option<String>,
-    ) -> Result<Option<Reason>, StoreError> {
-        self.run(move |db| {
-            if let Some(reason) = revoked(db, &serial)? {
-                return Ok(Some(reason));
-            }
-            let newest: Option<String> = db
-                .prepare_cached("SELECT incarnation FROM nodes WHERE node_id = ?")?
-                .query_row([node.as_str()], |row| row.get(0))
-                .optional()?;
-            let Some(newest) = newest else { return Ok(Some(Reason::UnknownNode)) };
-            let Some(other) = incarnation.filter(|incarnation| *incarnation != newest) else {
-                return Ok(None);
-            };
-            let followed = db
-                .prepare_cached("SELECT 1 FROM appearances WHERE node_id = ? AND incarnation = ?")?
-                .exists([node.as_str(), &*other])?;
-            Ok(followed.then_some(Reason::Superseded))
-        })
-        .await
+    pub async fn not_renewed(&self, renewing: Renewing) -> Result<Option<Reason>, StoreError> {
+        self.run(move |db| hinders(db, &renewing)).await
     }
 
     /// Takes every revocation of a node's certificates back, those of a quarantine too, and counts its alternations

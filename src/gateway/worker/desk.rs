@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::link::within;
+use super::link::{over, within};
 use super::serve::OPERATOR_SOCKET;
 use super::{Draft, Order, Told, Worker};
 use crate::clock::Clock;
-use crate::gateway::lines::{ClientError, Connection, Listener};
+use crate::gateway::lines::ClientError;
 use crate::model::{CommandId, NodeId};
 use crate::wire::dsse::Envelope;
 
@@ -88,9 +88,7 @@ impl Desk {
     async fn order(&self, order: Order) -> Result<Told, ClientError> {
         let told = match &self.0 {
             Where::Here(worker, clock) => within(worker, clock, |worker, now| worker.obey(order, now)).await,
-            Where::At(socket) => {
-                Connection::open(Listener::Worker, socket.clone()).await?.call(&order).await?
-            }
+            Where::At(socket) => over(socket, &order).await?,
         };
         match told {
             Told::Failed(why) | Told::Refused { message: why, .. } => Err(ClientError::Refused(why)),

@@ -1,5 +1,6 @@
 //! Tokens, nodes and certificates: whom the join service has let in.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior, params};
 use super::ticket::Grant;
 use crate::gateway::store::{corrupt, int, uint};
 use crate::model::{Digest, NodeId, Reason, Role, ServerTime};
+use crate::wire::bundle::LIST;
 use crate::wire::dsse::{Envelope, PublicKey};
 
 /// A repeated join holds at least this long after the first, ms: a machine that was killed in the middle of its
@@ -145,18 +147,33 @@ impl Enrolment {
         Ok(())
     }
 
-    /// Where gateways are.
-    pub fn endpoints(&self) -> rusqlite::Result<Vec<String>> {
-        let text = self.meta("endpoints")?.unwrap_or_else(|| "[]".into());
+    fn endpoints_by_gateway(&self) -> rusqlite::Result<BTreeMap<String, Vec<String>>> {
+        let text = self.meta("endpoints")?.unwrap_or_else(|| "{}".into());
         serde_json::from_str(&text).map_err(|error| corrupt(0, error))
     }
 
-    /// Notes where gateways are.
-    pub fn set_endpoints(&self, endpoints: &[String]) -> rusqlite::Result<()> {
-        if self.endpoints()? == endpoints {
-            return Ok(());
+    /// Where gateways are, also those that do not run now: their nodes find them again.
+    pub fn endpoints(&self) -> rusqlite::Result<Vec<String>> {
+        let mut endpoints = Vec::new();
+        for endpoint in self.endpoints_by_gateway()?.into_values().flatten() {
+            if !endpoints.contains(&endpoint) {
+                endpoints.push(endpoint);
+            }
         }
-        self.set_meta("endpoints", &serde_json::to_string(endpoints).unwrap_or_default())
+        Ok(endpoints)
+    }
+
+    /// Notes where a gateway is; false: there would be none, or too many of all.
+    pub fn set_endpoints(&self, gateway: &str, endpoints: &[String]) -> rusqlite::Result<bool> {
+        let mut all = self.endpoints_by_gateway()?;
+        // One that has moved to where another was has taken its place.
+        all.retain(|other, places| other == gateway || !places.iter().any(|place| endpoints.contains(place)));
+        all.insert(gateway.to_owned(), endpoints.to_vec());
+        if endpoints.is_empty() || all.values().flatten().count() > LIST {
+            return Ok(false);
+        }
+        self.set_meta("endpoints", &serde_json::to_string(&all).unwrap_or_default())?;
+        Ok(true)
     }
 
     /// The newest trust bundle.
@@ -165,7 +182,7 @@ impl Enrolment {
         text.map(|text| serde_json::from_str(&text).map_err(|error| corrupt(0, error))).transpose()
     }
 
-    /// Runs `work` with the tables to itself: two gateways over one store must not sign two bundles of one version.
+    /// Runs `work` in one transaction: two workers over one file must not sign two bundles of one version.
     pub fn alone<T, E: From<rusqlite::Error>>(
         &self,
         work: impl FnOnce(&Self) -> Result<T, E>,

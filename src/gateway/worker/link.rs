@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::Serialize;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::serve::RELAY_SOCKET;
@@ -40,11 +41,19 @@ impl Link {
         Self(Where::At(worker.join(RELAY_SOCKET)))
     }
 
+    /// The directory of a worker that is a process of its own.
+    pub fn directory(&self) -> Option<&Path> {
+        match &self.0 {
+            Where::Here(..) => None,
+            Where::At(socket) => socket.parent(),
+        }
+    }
+
     /// Asks.
     pub async fn ask(&self, ask: Ask) -> Told {
         match &self.0 {
             Where::Here(worker, clock) => within(worker, clock, |worker, now| worker.answer(ask, now)).await,
-            Where::At(socket) => over(socket, &ask).await,
+            Where::At(socket) => over(socket, &ask).await.unwrap_or_else(|error| Told::Failed(chain(&error))),
         }
     }
 }
@@ -63,22 +72,27 @@ pub(super) async fn within(
     }
 }
 
-async fn over(socket: &Path, ask: &Ask) -> Told {
+/// Asks the worker that listens on a socket. One that is not there, or ends before it answers, is waited for and asked
+/// again: whatever it is asked may be asked twice.
+pub(super) async fn over(socket: &Path, ask: &impl Serialize) -> Result<Told, ClientError> {
     let until = Instant::now() + PATIENCE;
     let answered = async {
-        let mut connection = loop {
-            match Connection::open(Listener::Worker, socket.to_owned()).await {
-                Ok(connection) => break connection,
-                Err(ClientError::Unreachable { .. }) if Instant::now() < until => sleep(AGAIN).await,
-                Err(error) => return Err(error),
+        loop {
+            let asked =
+                async { Connection::open(Listener::Worker, socket.to_owned()).await?.call(ask).await };
+            match asked.await {
+                Err(ClientError::Unreachable { .. } | ClientError::Ended { .. })
+                    if Instant::now() < until =>
+                {
+                    sleep(AGAIN).await;
+                }
+                answered => return answered,
             }
-        };
-        connection.call(ask).await
+        }
     };
     // Twice the patience: an answer may take as long as the start did.
-    match timeout_at(until + PATIENCE, answered).await {
-        Ok(Ok(told)) => told,
-        Ok(Err(error)) => Told::Failed(chain(&error)),
-        Err(_) => Told::Failed(format!("the worker on {} did not answer", socket.display())),
-    }
+    timeout_at(until + PATIENCE, answered).await.unwrap_or_else(|_| {
+        let source = Some(std::io::ErrorKind::TimedOut.into());
+        Err(ClientError::Ended { who: Listener::Worker, path: socket.to_owned(), source })
+    })
 }

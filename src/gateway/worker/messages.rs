@@ -7,7 +7,7 @@ use crate::model::{CommandId, NodeId, Reason, Role, ServerTime};
 use crate::wire::der::Der;
 use crate::wire::dsse::Envelope;
 
-/// What a gateway may ask. Nothing of it lets it command a node: whatever it asks, the answer is the worker's to give.
+/// What a gateway may ask. It decides where it is dialed and under which names it serves; nothing of it commands a node.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ask {
@@ -15,13 +15,11 @@ pub enum Ask {
     Serve {
         /// Its certificate request.
         csr: Der,
-        /// Names and addresses that it is dialed by.
-        hosts: Vec<String>,
-        /// Where all gateways of the deployment are, for tickets and bundles.
+        /// Its id.
+        gateway: String,
+        /// host:port of each of its addresses, for tickets and bundles: what it said before is replaced.
         endpoints: Vec<String>,
     },
-    /// Where the gateways are now; of an end of one, too.
-    Endpoints(Vec<String>),
     /// A JoinRequest to answer.
     Join(Der),
     /// A RenewRequest to answer, and the certificate that the call came with.
@@ -93,6 +91,8 @@ pub enum Told {
         chain: Vec<Der>,
         /// What node certificates chain to.
         node_root: Der,
+        /// The deployment's name.
+        trust_domain: String,
     },
     /// To Join: the JoinResponse to relay, and what the gateway may note.
     Joined(Der, Box<Noted>),
@@ -118,7 +118,7 @@ pub enum Told {
     },
     /// To Command, Cancel and RevokeForGood.
     Signed(Envelope),
-    /// To Endpoints and the other orders.
+    /// To the other orders.
     Done,
     /// A node is refused.
     Refused {

@@ -44,13 +44,14 @@ use ticket::{Grant, Ticket};
 use super::body::{self, CancelBody, CommandBody};
 use crate::model::limits::{COMMAND_BODY_BYTES, ID_BYTES, JOIN_FACTS};
 use crate::model::{CommandId, Digest, NodeId, Reason, Role, ServerTime};
-use crate::wire::bundle::TrustBundle;
+use crate::wire::bundle::{LIST, TrustBundle};
 use crate::wire::der::Der;
 use crate::wire::dsse::{self, Audience, CANCEL_TYPE, COMMAND_TYPE, Document, Envelope, SignError, sign};
 use crate::wire::enroll::{
     Issued, JoinAnswer, RenewAnswer, RenewProof, join_request_digest, renew_request_digest,
 };
 use crate::wire::frames::read_envelope;
+use crate::wire::link::Endpoint;
 use crate::wire::pb;
 use crate::wire::revocation::Revocation;
 
@@ -168,10 +169,7 @@ impl Worker {
     /// Answers a gateway. Blocks as long as a disk does.
     pub fn answer(&self, ask: Ask, now: ServerTime) -> Told {
         told(match ask {
-            Ask::Serve { csr, hosts, endpoints } => self.serve(&csr.0, &hosts, &endpoints, now),
-            Ask::Endpoints(endpoints) => {
-                self.enrolment().set_endpoints(&endpoints).map(|()| Told::Done).map_err(AskError::from)
-            }
+            Ask::Serve { csr, gateway, endpoints } => self.serve(&csr.0, &gateway, &endpoints, now),
             Ask::Join(request) => self.join(&request.0, now),
             Ask::Renew { request, leaf } => self.renew(&request.0, &leaf.0, now),
             Ask::Bundle => self.newest_bundle(now),
@@ -207,7 +205,7 @@ impl Worker {
     fn serve(
         &self,
         csr: &[u8],
-        hosts: &[String],
+        gateway: &str,
         endpoints: &[String],
         now: ServerTime,
     ) -> Result<Told, AskError> {
@@ -215,10 +213,20 @@ impl Worker {
             Ok(csr) => csr,
             Err(error) => return Ok(Told::Failed(error.to_string())),
         };
-        self.enrolment().set_endpoints(endpoints)?;
-        let chain = self.with_rng(|rng| self.ca.serving(&csr, hosts, now, rng))?;
-        let chain = chain.iter().map(|der| (&**der).into()).collect();
-        Ok(Told::Serving { chain, node_root: (&**self.ca.certificate()).into() })
+        let Ok(places) = endpoints.iter().map(|text| text.parse()).collect::<Result<Vec<Endpoint>, _>>()
+        else {
+            return Ok(Told::Failed(format!("not host:port each: {endpoints:?}")));
+        };
+        if !self.enrolment().set_endpoints(gateway, endpoints)? {
+            return Ok(Told::Failed(format!("a deployment has 1 to {LIST} endpoints of gateways")));
+        }
+        let hosts: Vec<String> = places.into_iter().map(|place| place.host).collect();
+        let chain = self.with_rng(|rng| self.ca.serving(&csr, &hosts, now, rng))?;
+        Ok(Told::Serving {
+            chain: chain.iter().map(|der| (&**der).into()).collect(),
+            node_root: (&**self.ca.certificate()).into(),
+            trust_domain: self.trust_domain.clone(),
+        })
     }
 
     /// The newest trust bundle: a new version whenever what it says has changed.
@@ -341,13 +349,11 @@ impl Worker {
         };
         let fresh = self.with_rng(NodeId::random);
         let attempt = JoinTry { token, spki: csr.spki, role, fresh, now };
-        let node = match self.enrolment().join(&attempt)? {
-            Ok(node) => node,
-            Err(refused) => {
-                return Ok(Told::Refused { reason: refused.reason(), message: refused.to_string() });
-            }
+        let joins = |enrolment: &mut Enrolment| enrolment.join(&attempt);
+        let (issued, bundle, noted) = match self.issue(&csr, joins, join_request_digest(&request), now)? {
+            Ok(issued) => issued,
+            Err(refused) => return Ok(refused),
         };
-        let (issued, bundle, noted) = self.issue(&csr, &node, join_request_digest(&request), now)?;
         let signed = self.sign_pinned::<JoinAnswer>(&JoinAnswer(issued))?;
         let response =
             pb::JoinResponse { signed_response: Some(signed.into()), trust_bundle: Some(bundle.into()) };
@@ -384,13 +390,11 @@ impl Worker {
             Ok(checked) => checked,
             Err(refused) => return Ok(refused),
         };
-        let node = match self.enrolment().renew(&holder)? {
-            Ok(node) => node,
-            Err(refused) => {
-                return Ok(Told::Refused { reason: refused.reason(), message: refused.to_string() });
-            }
+        let renews = |enrolment: &mut Enrolment| enrolment.renew(&holder);
+        let (issued, bundle, noted) = match self.issue(&csr, renews, renew_request_digest(&request), now)? {
+            Ok(issued) => issued,
+            Err(refused) => return Ok(refused),
         };
-        let (issued, bundle, noted) = self.issue(&csr, &node, renew_request_digest(&request), now)?;
         let signed = self.sign_pinned::<RenewAnswer>(&RenewAnswer(issued))?;
         let response =
             pb::RenewResponse { signed_response: Some(signed.into()), trust_bundle: Some(bundle.into()) };
@@ -437,17 +441,29 @@ impl Worker {
         Ok((csr, holder))
     }
 
+    /// Issues a certificate to the node that `whose` names. From its judgement to the record of the certificate nobody
+    /// else changes the tables: a revocation finds either the old certificates or the new one too.
     fn issue(
         &self,
         csr: &Csr,
-        node: &Enrolled,
+        whose: impl FnOnce(&mut Enrolment) -> rusqlite::Result<Result<Enrolled, enrol::Refusal>>,
         request_sha256: Digest,
         now: ServerTime,
-    ) -> Result<(Issued, Envelope, Noted), AskError> {
+    ) -> Result<Result<(Issued, Envelope, Noted), Told>, AskError> {
         let bundle = self.bundle(now)?;
         let life = self.certificate_life;
-        let certificate = self.with_rng(|rng| self.ca.sign(csr, node, &self.trust_domain, life, now, rng))?;
-        self.enrolment().add_certificate(&certificate.serial, node, csr.spki, certificate.not_after)?;
+        let mut enrolment = self.enrolment();
+        let node = match whose(&mut enrolment)? {
+            Ok(node) => node,
+            Err(refused) => {
+                let (reason, message) = (refused.reason(), refused.to_string());
+                return Ok(Err(Told::Refused { reason, message }));
+            }
+        };
+        let certificate =
+            self.with_rng(|rng| self.ca.sign(csr, &node, &self.trust_domain, life, now, rng))?;
+        enrolment.add_certificate(&certificate.serial, &node, csr.spki, certificate.not_after)?;
+        drop(enrolment);
         let issued = Issued {
             trust_domain: self.trust_domain.clone(),
             request_sha256,
@@ -467,7 +483,7 @@ impl Worker {
             serial: certificate.serial,
             not_after: certificate.not_after,
         };
-        Ok((issued, bundle, noted))
+        Ok(Ok((issued, bundle, noted)))
     }
 
     fn command(&self, draft: &Draft, now: ServerTime) -> Result<Told, AskError> {

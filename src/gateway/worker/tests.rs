@@ -52,7 +52,7 @@ impl Lab {
     fn serve(&self, endpoints: &[&str]) {
         let endpoints: Vec<String> = endpoints.iter().map(|text| (*text).to_owned()).collect();
         let csr = Der::from(&*request(&KeyPair::generate().unwrap()));
-        let told = self.worker.answer(Ask::Serve { csr, hosts: Vec::new(), endpoints }, NOW);
+        let told = self.worker.answer(Ask::Serve { csr, gateway: "g-1".into(), endpoints }, NOW);
         assert!(matches!(told, Told::Serving { .. }), "{told:?}");
     }
 
