@@ -59,6 +59,8 @@ enum Why {
     Birth,
     /// The mark and the gateways' time do not agree.
     Doubt,
+    /// It has run out by a clock that gateways have moved, and by no signed time.
+    RunOut,
 }
 
 /// The moment of the certificate in use.
@@ -158,9 +160,15 @@ impl Renewing {
             let identity = self.identity.borrow();
             (identity.leaf.validity, identity.revoked)
         };
-        // What has run out or was revoked proves nothing; the session says so.
-        if revoked || now >= validity.not_after {
+        // What was revoked, or has run out by signed time, proves nothing; the session says so.
+        let signed = self.working.signed();
+        if revoked || signed.is_some_and(|signed| signed >= validity.not_after) {
             return Err(LOOK);
+        }
+        // One Welcome that lies may have moved the clock so far, and no session would ever move it back. The gateway's
+        // challenge dates the proof; the waits after failures keep one that has truly run out from asking without end.
+        if now >= validity.not_after {
+            return Ok(Why::RunOut);
         }
         if doubt.stands(self.working.clock().boot()) {
             return Ok(Why::Doubt);
@@ -228,3 +236,6 @@ impl Renewing {
 fn nonce(rng: &mut StdRng) -> String {
     data_encoding::HEXLOWER.encode(&rng.random::<[u8; 16]>())
 }
+
+#[cfg(test)]
+mod tests;

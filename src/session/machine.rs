@@ -564,7 +564,8 @@ impl Machine {
             return Err((Reason::TimeBackwards, detail));
         }
         let not_after = self.used.validity.not_after;
-        if time > not_after {
+        // At that instant already: such a time would be this node's own, and no later dial would offer the certificate.
+        if time >= not_after {
             let detail =
                 format!("the gateway says {time} but took a certificate that ran out at {not_after}");
             return Err((Reason::TimeAhead, detail));
