@@ -79,6 +79,16 @@ struct Doubt {
     asked: Option<Duration>,
 }
 
+/// The time of an answer that the journal has not taken, and with it perhaps its birth.
+struct Unrecorded {
+    time: ServerTime,
+    /// When it came, boot time.
+    at: Duration,
+    /// The next try, boot time.
+    next: Duration,
+    retries: Retries,
+}
+
 impl Doubt {
     fn look(&mut self, session: &SessionStatus) {
         if session.live.is_some() {
@@ -102,14 +112,16 @@ impl Renewing {
         let mut retries = Retries::default();
         let mut doubt = Doubt::default();
         let mut planned = self.plan(None);
+        let mut unrecorded = None;
         loop {
-            let why = self.due(&mut planned, &mut doubt).await;
+            let why = self.due(&mut planned, &mut doubt, &mut unrecorded).await;
             if why == Why::Doubt {
                 doubt = Doubt { asked: Some(self.working.clock().boot()), ..doubt };
             }
             // On the heap while it lasts: a node that waits for weeks is to be small.
             match Box::pin(self.attempt(why)).await {
-                Ok(got) => {
+                Ok((got, left)) => {
+                    unrecorded = left;
                     retries = Retries::default();
                     // The session takes it from the disk; until then nothing is due again.
                     let _ = tokio::time::timeout(LOOK, self.identity.changed()).await;
@@ -130,15 +142,23 @@ impl Renewing {
     }
 
     /// Waits until there is a reason to ask.
-    async fn due(&mut self, planned: &mut Planned, doubt: &mut Doubt) -> Why {
+    async fn due(
+        &mut self,
+        planned: &mut Planned,
+        doubt: &mut Doubt,
+        unrecorded: &mut Option<Unrecorded>,
+    ) -> Why {
         loop {
+            let record = self.record_again(unrecorded).await;
             if self.identity.borrow_and_update().certificate != planned.certificate {
                 *planned = self.plan(None);
             }
             doubt.look(&self.session.borrow_and_update());
             let wait = match self.reason(planned, doubt) {
+                // The answer that gives it one is here already.
+                Ok(Why::Birth) if unrecorded.is_some() => record,
                 Ok(why) => return why,
-                Err(wait) => wait,
+                Err(wait) => wait.min(record),
             };
             let changed = tokio::select! {
                 biased;
@@ -184,8 +204,8 @@ impl Renewing {
         if left.is_zero() { Ok(Why::Life) } else { Err(left.min(LOOK)) }
     }
 
-    /// Asks, and puts what came into force. The time that came.
-    async fn attempt(&mut self, why: Why) -> Result<ServerTime, RenewError> {
+    /// Asks, and puts what came into force. The time that came, once more if the journal did not take it.
+    async fn attempt(&mut self, why: Why) -> Result<(ServerTime, Option<Unrecorded>), RenewError> {
         let held = self.identity.borrow().clone();
         tracing::info!(?why, until = %held.leaf.validity.not_after, "renewing the certificate");
         let request = blocking::run(Request::new).await?.map_err(KeepError::from)?;
@@ -209,13 +229,35 @@ impl Renewing {
         let state = self.state.clone();
         blocking::run(move || install(&state, &held, &request, &accepted)).await??;
         self.working.answered(time);
-        if let Err(error) = self.journal.answered(time).await {
-            tracing::warn!(%error, "the time of the renewal's answer is in force but not recorded");
-        }
+        let unrecorded = self.record(time).await;
         failpoint::hit(failpoint::RENEW_TIME);
         tracing::info!(%until, "the certificate is renewed");
         self.replaced.notify_one();
-        Ok(time)
+        Ok((time, unrecorded))
+    }
+
+    async fn record(&mut self, time: ServerTime) -> Option<Unrecorded> {
+        let at = self.working.clock().boot();
+        let mut unrecorded = Some(Unrecorded { time, at, next: at, retries: Retries::default() });
+        self.record_again(&mut unrecorded).await;
+        unrecorded
+    }
+
+    /// Has the journal take what it did not take, when that is due. How long to sleep before the next try.
+    async fn record_again(&mut self, unrecorded: &mut Option<Unrecorded>) -> Duration {
+        let Some(left) = unrecorded else { return LOOK };
+        let now = self.working.clock().boot();
+        if left.next <= now {
+            let time = left.time.plus(now.saturating_sub(left.at));
+            let Err(error) = self.journal.answered(time).await else {
+                *unrecorded = None;
+                return LOOK;
+            };
+            let wait = left.retries.failed(None, &mut self.rng);
+            tracing::warn!(%error, next = wait.as_secs(), "the time of the renewal's answer is in force but not recorded");
+            left.next = now + wait;
+        }
+        left.next.saturating_sub(now).min(LOOK)
     }
 
     fn log(&self, error: &RenewError, attempt: u32, wait: Duration) {

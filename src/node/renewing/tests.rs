@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 use super::*;
 use crate::clock::TokioClock;
 use crate::identity::tests::{Fixture, joined};
-use crate::journal::{Faults, Locked, Mode, Options};
+use crate::journal::{At, Faults, Locked, Mode, Options};
 use crate::model::{BootId, JournalId, NodeId};
 use crate::ports::{ByteStream, ConnectError};
 use crate::wire::link::Validity;
@@ -100,4 +100,23 @@ async fn a_certificate_that_seems_to_have_run_out_is_offered_with_growing_waits(
     assert!(tokio::time::timeout(HOUR, renewing.run()).await.is_err());
     let dialed = dials.0.load(Ordering::Relaxed);
     assert!((5..=14).contains(&dialed), "{dialed} in an hour");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_journal_that_takes_no_birth_is_asked_again_and_the_gateway_is_not() {
+    let mut node = node(None, None);
+    node.renewing.working.answered(NOT_BEFORE);
+    assert_eq!(node.reason(), Ok(Why::Birth), "nothing is known of an answer");
+    node.faults.fail(At::Commit, rusqlite::ffi::SQLITE_FULL);
+    let mut unrecorded = node.renewing.record(NOT_BEFORE).await;
+    let (mut planned, mut doubt) = (node.renewing.plan(None), Doubt::default());
+    let due = node.renewing.due(&mut planned, &mut doubt, &mut unrecorded);
+    assert!(tokio::time::timeout(HOUR, due).await.is_err(), "no renewal is due");
+    assert_eq!(node.renewing.journal.birth(), None);
+    node.faults.clear();
+    let due = node.renewing.due(&mut planned, &mut doubt, &mut unrecorded);
+    assert!(tokio::time::timeout(HOUR / 4, due).await.is_err(), "no renewal is due");
+    let birth = node.renewing.journal.birth().expect("the journal has taken it");
+    assert!(birth.since(NOT_BEFORE) >= HOUR, "the time is that of now: {birth}");
+    assert!(unrecorded.is_none());
 }
