@@ -39,7 +39,8 @@ fn open_by(
     let Some(pid) = Pid::from_raw(supervisor.pid) else { return Ok(None) };
     let handle = match pidfd(pid) {
         Ok(handle) => handle,
-        Err(Errno::SRCH) => return Ok(None),
+        // The last two say that the number is a thread's of another process now, by the kernel's version.
+        Err(Errno::SRCH | Errno::NOENT | Errno::INVAL) => return Ok(None),
         Err(errno) => return Err(errno.into()),
     };
     let same = stat(pid)?.is_some_and(|stat| stat.start == supervisor.start);
@@ -140,6 +141,29 @@ mod tests {
         assert!(!found(&own, "b-2"), "another boot's pid is another process");
         let older = Supervisor { start: own.start - 1, ..own };
         assert!(!found(&older, "b-1"), "the pid was given to another process since");
+    }
+
+    #[test]
+    fn a_pid_that_is_now_a_thread_of_another_process_tells_that_it_is_gone() {
+        let own = own(boot("b-1"), Vec::new()).expect("this process");
+        let (told, tid) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let link = std::fs::read_link("/proc/thread-self").expect("a link");
+            let tid = link.file_name().and_then(|name| name.to_str()?.parse::<i32>().ok());
+            told.send(tid.expect("an id")).expect("a listener");
+            ended.recv().expect("a word");
+        });
+        let tid = tid.recv().expect("an id");
+        assert_ne!(tid, own.pid);
+        let reused = Supervisor { pid: tid, ..own };
+        assert!(open(&reused, &boot("b-1")).expect("known").is_none());
+        assert!(!may_live(&reused, &boot("b-1")));
+        for errno in [Errno::NOENT, Errno::INVAL] {
+            assert!(open_by(&reused, &boot("b-1"), |_| Err(errno)).expect("known").is_none(), "{errno}");
+        }
+        end.send(()).expect("a listener");
+        thread.join().expect("its end");
     }
 
     #[test]

@@ -78,7 +78,7 @@ reasons! {
     Internal, "internal", Call, "the gateway failed; its log says how";
 
     TimeBackwards, "time-backwards", Session, "the Welcome's time is over 5 minutes older than the mark that this node keeps, or older than the gateway's own certificate";
-    TimeAhead, "time-ahead", Session, "the Welcome's time lies after the end of the certificate that the session was opened with, or of the gateway's own";
+    TimeAhead, "time-ahead", Session, "the Welcome's time lies at or after the end of the certificate that the session was opened with, or of the gateway's own";
     ProtocolError, "protocol-error", Session, "the gateway sent a frame that has no place here";
     WelcomeInvalid, "welcome-invalid", Session, "a field of Welcome is missing or out of range";
     ProtocolVersion, "protocol-version", Session, "the Welcome names a version outside the node's range";

@@ -59,6 +59,8 @@ enum Why {
     Birth,
     /// The mark and the gateways' time do not agree.
     Doubt,
+    /// It has run out by a clock that gateways have moved, and by no signed time.
+    RunOut,
 }
 
 /// The moment of the certificate in use.
@@ -75,6 +77,16 @@ struct Doubt {
     /// The end that was counted last, boot time, ms.
     counted: Option<u64>,
     asked: Option<Duration>,
+}
+
+/// The time of an answer that the journal has not taken, and with it perhaps its birth.
+struct Unrecorded {
+    time: ServerTime,
+    /// When it came, boot time.
+    at: Duration,
+    /// The next try, boot time.
+    next: Duration,
+    retries: Retries,
 }
 
 impl Doubt {
@@ -100,14 +112,16 @@ impl Renewing {
         let mut retries = Retries::default();
         let mut doubt = Doubt::default();
         let mut planned = self.plan(None);
+        let mut unrecorded = None;
         loop {
-            let why = self.due(&mut planned, &mut doubt).await;
+            let why = self.due(&mut planned, &mut doubt, &mut unrecorded).await;
             if why == Why::Doubt {
                 doubt = Doubt { asked: Some(self.working.clock().boot()), ..doubt };
             }
             // On the heap while it lasts: a node that waits for weeks is to be small.
             match Box::pin(self.attempt(why)).await {
-                Ok(got) => {
+                Ok((got, left)) => {
+                    unrecorded = left;
                     retries = Retries::default();
                     // The session takes it from the disk; until then nothing is due again.
                     let _ = tokio::time::timeout(LOOK, self.identity.changed()).await;
@@ -128,15 +142,23 @@ impl Renewing {
     }
 
     /// Waits until there is a reason to ask.
-    async fn due(&mut self, planned: &mut Planned, doubt: &mut Doubt) -> Why {
+    async fn due(
+        &mut self,
+        planned: &mut Planned,
+        doubt: &mut Doubt,
+        unrecorded: &mut Option<Unrecorded>,
+    ) -> Why {
         loop {
+            let record = self.record_again(unrecorded).await;
             if self.identity.borrow_and_update().certificate != planned.certificate {
                 *planned = self.plan(None);
             }
             doubt.look(&self.session.borrow_and_update());
             let wait = match self.reason(planned, doubt) {
+                // The answer that gives it one is here already.
+                Ok(Why::Birth) if unrecorded.is_some() => record,
                 Ok(why) => return why,
-                Err(wait) => wait,
+                Err(wait) => wait.min(record),
             };
             let changed = tokio::select! {
                 biased;
@@ -158,9 +180,15 @@ impl Renewing {
             let identity = self.identity.borrow();
             (identity.leaf.validity, identity.revoked)
         };
-        // What has run out or was revoked proves nothing; the session says so.
-        if revoked || now >= validity.not_after {
+        // What was revoked, or has run out by signed time, proves nothing; the session says so.
+        let signed = self.working.signed();
+        if revoked || signed.is_some_and(|signed| signed >= validity.not_after) {
             return Err(LOOK);
+        }
+        // One Welcome that lies may have moved the clock so far, and no session would ever move it back. The gateway's
+        // challenge dates the proof; the waits after failures keep one that has truly run out from asking without end.
+        if now >= validity.not_after {
+            return Ok(Why::RunOut);
         }
         if doubt.stands(self.working.clock().boot()) {
             return Ok(Why::Doubt);
@@ -176,8 +204,8 @@ impl Renewing {
         if left.is_zero() { Ok(Why::Life) } else { Err(left.min(LOOK)) }
     }
 
-    /// Asks, and puts what came into force. The time that came.
-    async fn attempt(&mut self, why: Why) -> Result<ServerTime, RenewError> {
+    /// Asks, and puts what came into force. The time that came, once more if the journal did not take it.
+    async fn attempt(&mut self, why: Why) -> Result<(ServerTime, Option<Unrecorded>), RenewError> {
         let held = self.identity.borrow().clone();
         tracing::info!(?why, until = %held.leaf.validity.not_after, "renewing the certificate");
         let request = blocking::run(Request::new).await?.map_err(KeepError::from)?;
@@ -201,13 +229,35 @@ impl Renewing {
         let state = self.state.clone();
         blocking::run(move || install(&state, &held, &request, &accepted)).await??;
         self.working.answered(time);
-        if let Err(error) = self.journal.answered(time).await {
-            tracing::warn!(%error, "the time of the renewal's answer is in force but not recorded");
-        }
+        let unrecorded = self.record(time).await;
         failpoint::hit(failpoint::RENEW_TIME);
         tracing::info!(%until, "the certificate is renewed");
         self.replaced.notify_one();
-        Ok(time)
+        Ok((time, unrecorded))
+    }
+
+    async fn record(&mut self, time: ServerTime) -> Option<Unrecorded> {
+        let at = self.working.clock().boot();
+        let mut unrecorded = Some(Unrecorded { time, at, next: at, retries: Retries::default() });
+        self.record_again(&mut unrecorded).await;
+        unrecorded
+    }
+
+    /// Has the journal take what it did not take, when that is due. How long to sleep before the next try.
+    async fn record_again(&mut self, unrecorded: &mut Option<Unrecorded>) -> Duration {
+        let Some(left) = unrecorded else { return LOOK };
+        let now = self.working.clock().boot();
+        if left.next <= now {
+            let time = left.time.plus(now.saturating_sub(left.at));
+            let Err(error) = self.journal.answered(time).await else {
+                *unrecorded = None;
+                return LOOK;
+            };
+            let wait = left.retries.failed(None, &mut self.rng);
+            tracing::warn!(%error, next = wait.as_secs(), "the time of the renewal's answer is in force but not recorded");
+            left.next = now + wait;
+        }
+        left.next.saturating_sub(now).min(LOOK)
     }
 
     fn log(&self, error: &RenewError, attempt: u32, wait: Duration) {
@@ -228,3 +278,6 @@ impl Renewing {
 fn nonce(rng: &mut StdRng) -> String {
     data_encoding::HEXLOWER.encode(&rng.random::<[u8; 16]>())
 }
+
+#[cfg(test)]
+mod tests;

@@ -524,6 +524,13 @@ impl Machine {
                 let detail = "a second Welcome came".into();
                 self.close(now, Reason::ProtocolError, detail, outputs);
             }
+            (State::Live(_), Inbound::UnsignedRevocation) => {
+                // As a refusal with this reason: without proof it must not take the node off the air.
+                let (kind, reason) = (EndKind::Unauthenticated, Reason::CertificateRevoked);
+                outputs.push(Output::Close(Intent::Closing, reason));
+                let detail = "the gateway says, without a signature, that the certificate is revoked";
+                self.wait_after(now, LinkEnd::local(kind, reason, detail), outputs);
+            }
             (State::Live(live), frame) => {
                 live.last_frame = now.mono;
                 if live.frame(now.mono, frame, &mut self.rng, outputs) {
@@ -564,7 +571,8 @@ impl Machine {
             return Err((Reason::TimeBackwards, detail));
         }
         let not_after = self.used.validity.not_after;
-        if time > not_after {
+        // At that instant already: such a time would be this node's own, and no later dial would offer the certificate.
+        if time >= not_after {
             let detail =
                 format!("the gateway says {time} but took a certificate that ran out at {not_after}");
             return Err((Reason::TimeAhead, detail));

@@ -29,6 +29,8 @@ pub enum Inbound {
     Notice(Notice),
     /// A frame that should carry such a document, and carries none within the limits: it is logged.
     BadNotice(String),
+    /// A revocation that nobody has signed: a gateway's word alone, which ends the session and no more.
+    UnsignedRevocation,
     /// Redial elsewhere after a random time up to this.
     Drain {
         /// At most 60 s.
@@ -161,7 +163,11 @@ impl TryFrom<pb::GatewayFrame> for Inbound {
             }
             Some(Frame::SecretResponse(_)) => Self::Ignored("SecretResponse"),
             Some(Frame::RevocationNotice(notice)) => {
-                read_notice("RevocationNotice", notice.envelope, Notice::Revocation)
+                let signed = notice.envelope.filter(|envelope| !envelope.signatures.is_empty());
+                match signed {
+                    signed @ Some(_) => read_notice("RevocationNotice", signed, Notice::Revocation),
+                    None => Self::UnsignedRevocation,
+                }
             }
             Some(Frame::OpenTunnel(_)) => Self::Ignored("OpenTunnel"),
             None => Self::Ignored("a frame of a newer gateway"),

@@ -6,7 +6,7 @@ use super::dsse::{Audience, Document, DocumentError, Envelope, PublicKey, verify
 use crate::model::{NodeId, ServerTime};
 
 /// Certificates that one revocation names.
-const SERIALS: usize = 1024;
+pub const SERIALS: usize = 1024;
 
 /// A revocation's body.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -37,6 +37,11 @@ CREATE TABLE IF NOT EXISTS certificates (
 CREATE INDEX IF NOT EXISTS certificates_by_key ON certificates (spki_sha256);
 ";
 
+/// A certificate that ran out before this needs no revocation: no clock that a gateway judges by is so wrong.
+const RUN_OUT: Duration = Duration::from_secs(7 * 24 * 3600);
+const REVOKED_AT_ONCE: i64 = 1024;
+const _: () = assert!(REVOKED_AT_ONCE.unsigned_abs() == crate::wire::revocation::SERIALS as u64);
+
 /// A join, as far as the tables decide it.
 #[derive(Debug)]
 pub struct JoinTry {
@@ -242,11 +247,14 @@ impl Enrolment {
         )
     }
 
-    /// Serials of all certificates of a node.
-    pub fn serials(&self, node: &NodeId) -> rusqlite::Result<Vec<String>> {
+    /// Serials of the certificates of a node that one revocation is to name, the newest first: those of use to nobody
+    /// any more would make it too long to be taken.
+    pub fn serials(&self, node: &NodeId, now: ServerTime) -> rusqlite::Result<Vec<String>> {
+        let sql = "SELECT serial FROM certificates WHERE node_id = ? AND not_after_ms > ?
+             ORDER BY not_after_ms DESC, serial LIMIT ?";
         self.0
-            .prepare("SELECT serial FROM certificates WHERE node_id = ? ORDER BY serial")?
-            .query_map([node.as_str()], |row| row.get(0))?
+            .prepare(sql)?
+            .query_map(params![node.as_str(), now.minus(RUN_OUT).0, REVOKED_AT_ONCE], |row| row.get(0))?
             .collect()
     }
 

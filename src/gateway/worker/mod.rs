@@ -291,7 +291,7 @@ impl Worker {
         if let failed @ Told::Failed(_) = self.set_revoked(&node_id, true)? {
             return Ok(failed);
         }
-        let serials = self.enrolment().serials(&node_id)?;
+        let serials = self.enrolment().serials(&node_id, now)?;
         let trust_domain = self.trust_domain.clone();
         let body = Revocation { trust_domain, node_id, serials, issued_at: now };
         Ok(Told::Signed(self.sign_pinned::<Revocation>(&body)?))

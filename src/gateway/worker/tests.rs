@@ -297,6 +297,41 @@ fn a_revocation_names_the_certificates_of_its_node_and_holds_under_the_pinned_ke
 }
 
 #[test]
+fn a_node_older_than_a_revocation_is_long_is_revoked_by_the_certificates_that_can_still_be_used() {
+    let lab = lab();
+    let (node, pins) = (lab.node(), lab.pins());
+    let node_id = node.issued.node_id.clone();
+    let day = 24 * HOUR;
+    let revoked = |at: ServerTime| {
+        let order = Order::RevokeForGood(node_id.clone());
+        let Told::Signed(envelope) = lab.worker.obey(order, at) else { panic!("not signed") };
+        let audience = Audience { trust_domain: "lab.example".into(), node_id: node_id.clone() };
+        Revocation::verify(&envelope, &pins.key, &audience).unwrap()
+    };
+    let enrolled = Enrolled {
+        node: node_id.clone(),
+        site: "fra1".into(),
+        role: Role::Host,
+        generation: node.issued.identity_generation,
+    };
+    let add = |serial: &str, until| {
+        lab.worker.enrolment().add_certificate(serial, &enrolled, Digest::of(b"key"), until).unwrap();
+    };
+    for number in 0..1100 {
+        add(&format!("old-{number}"), NOW.minus(7 * day));
+    }
+    add("late", NOW.minus(7 * day).plus(Duration::from_secs(1)));
+    let revocation = revoked(NOW);
+    assert_eq!(revocation.serials.len(), 2, "its own, and one that ran out within the week");
+    assert!(revocation.names("late") && !revocation.names("old-0"));
+    for number in 0..1100 {
+        add(&format!("new-{number:04}"), NOW.plus(2 * day).plus(Duration::from_secs(number)));
+    }
+    let revocation = revoked(NOW);
+    assert!(revocation.names("new-1099") && !revocation.names("new-0000"), "the newest are named");
+}
+
+#[test]
 fn a_certificate_that_ran_out_or_is_not_ours_is_not_renewed() {
     let lab = lab();
     let node = lab.node();

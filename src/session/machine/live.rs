@@ -124,7 +124,8 @@ impl Live {
                 self.frame_ignored = true;
                 outputs.push(Output::FrameIgnored(name));
             }
-            Inbound::Ignored(_) | Inbound::Welcome(_) => {}
+            // The machine reads the last two.
+            Inbound::Ignored(_) | Inbound::Welcome(_) | Inbound::UnsignedRevocation => {}
         }
         false
     }

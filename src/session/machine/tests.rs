@@ -212,9 +212,11 @@ fn a_welcome_more_than_five_minutes_before_the_mark_is_refused_time_backwards() 
 }
 
 #[test]
-fn a_welcome_after_the_end_of_the_certificate_is_refused_time_ahead() {
-    assert_refused(|welcome| welcome.server_time = NOT_AFTER.plus(Duration::from_secs(1)), Reason::TimeAhead);
-    let (outputs, _) = refused(|welcome| welcome.server_time = NOT_AFTER);
+fn a_welcome_at_or_after_the_end_of_the_certificate_is_refused_time_ahead() {
+    let second = Duration::from_secs(1);
+    assert_refused(|welcome| welcome.server_time = NOT_AFTER.plus(second), Reason::TimeAhead);
+    assert_refused(|welcome| welcome.server_time = NOT_AFTER, Reason::TimeAhead);
+    let (outputs, _) = refused(|welcome| welcome.server_time = NOT_AFTER.minus(second));
     assert!(matches!(outputs.as_slice(), [Output::Apply(_)]), "{outputs:?}");
 }
 

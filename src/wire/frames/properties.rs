@@ -78,6 +78,7 @@ fn within_the_limits(inbound: &Inbound) {
         | Inbound::Delivery(_)
         | Inbound::BadCancel(_)
         | Inbound::BadNotice(_)
+        | Inbound::UnsignedRevocation
         | Inbound::Ignored(_) => {}
     }
 }

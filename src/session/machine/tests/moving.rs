@@ -181,3 +181,26 @@ fn a_document_of_the_join_service_is_handed_on_and_one_that_cannot_be_read_costs
     assert_eq!(bench.input(Input::Frame(Inbound::BadNotice(bad()))), [Output::BadNotice(bad())]);
     assert!(matches!(bench.machine.state(), State::Live(_)));
 }
+
+#[test]
+fn an_unsigned_revocation_ends_the_session_and_the_node_tries_the_other_endpoints_then_every_quarter_of_an_hour()
+ {
+    use crate::wire::pb;
+    let notice = |envelope| {
+        let frame = pb::gateway_frame::Frame::RevocationNotice(pb::RevocationNotice { envelope });
+        Input::Frame(Inbound::try_from(pb::GatewayFrame { frame: Some(frame) }).unwrap())
+    };
+    for envelope in [None, Some(pb::Envelope::default())] {
+        let mut bench = Bench::new(2);
+        for wait in [Duration::from_secs(1), Duration::from_secs(900)] {
+            bench.live();
+            let outputs = bench.input(notice(envelope.clone()));
+            let close = Output::Close(Intent::Closing, Reason::CertificateRevoked);
+            assert!(
+                matches!(outputs.as_slice(), [first, Output::Ended(_, Reaction::Condemned)] if *first == close),
+                "{outputs:?}"
+            );
+            assert!(bench.wait() <= wait && (wait.as_secs() == 1 || bench.wait() == wait));
+        }
+    }
+}

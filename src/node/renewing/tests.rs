@@ -1,0 +1,122 @@
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+
+use super::*;
+use crate::clock::TokioClock;
+use crate::identity::tests::{Fixture, joined};
+use crate::journal::{At, Faults, Locked, Mode, Options};
+use crate::model::{BootId, JournalId, NodeId};
+use crate::ports::{ByteStream, ConnectError};
+use crate::wire::link::Validity;
+
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
+const NOT_BEFORE: ServerTime = ServerTime(1_790_000_000_000);
+const NOT_AFTER: ServerTime = ServerTime(1_790_086_400_000);
+
+/// No way to any gateway; counts the tries.
+#[derive(Debug, Default)]
+struct Nowhere(AtomicU32);
+
+impl Connect for Nowhere {
+    fn connect(&self, host: &str, _port: u16) -> BoxFuture<'static, Result<ByteStream, ConnectError>> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        let (host, source) = (host.to_owned(), std::io::Error::other("a test"));
+        async move { Err(ConnectError::Unresolved { host, source }) }.boxed()
+    }
+}
+
+struct Node {
+    renewing: Renewing,
+    faults: Faults,
+    dials: Arc<Nowhere>,
+    _session: watch::Sender<SessionStatus>,
+    _identity: watch::Sender<Identity>,
+    _fixture: Fixture,
+}
+
+/// A node with a certificate of a day and a journal without a birth, that starts with this mark and signed time.
+fn node(mark: Option<ServerTime>, signed: Option<ServerTime>) -> Node {
+    let fixture = joined();
+    let faults = Faults::default();
+    let options = Options {
+        state: fixture.state(),
+        node_id: NodeId::new("n-1").unwrap(),
+        incarnation: Incarnation::new("i-1").unwrap(),
+        boot_id: BootId::new("b-1").unwrap(),
+        wal_bytes: 64 << 10,
+        mode: Mode::Inline,
+    };
+    let locked = Locked::open(options, JournalId::new("j-1").unwrap()).unwrap().with_faults(faults.clone());
+    let (journal, _) = locked.recover(None).unwrap();
+    let mut held = fixture.load().unwrap();
+    held.leaf.validity = Validity { not_before: NOT_BEFORE, not_after: NOT_AFTER };
+    let (identity_in_use, identity) = watch::channel(held);
+    let (session_now, session) = watch::channel(SessionStatus::new(Duration::ZERO));
+    let dials = Arc::new(Nowhere::default());
+    let renewing = Renewing {
+        state: fixture.state(),
+        identity,
+        trust_floor: 0,
+        own_endpoints: vec![Endpoint { host: "gw1.lab.example".into(), port: 443 }],
+        connect: dials.clone(),
+        working: WorkingClock::new(Arc::new(TokioClock::starting_at(0)), mark, signed),
+        journal,
+        session,
+        incarnation: Incarnation::new("i-1").unwrap(),
+        replaced: Arc::default(),
+        rng: rand::SeedableRng::seed_from_u64(7),
+    };
+    Node { renewing, faults, dials, _session: session_now, _identity: identity_in_use, _fixture: fixture }
+}
+
+impl Node {
+    fn reason(&mut self) -> Result<Why, Duration> {
+        let planned = self.renewing.plan(None);
+        self.renewing.reason(&planned, &Doubt::default())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_certificate_that_only_a_welcome_says_has_run_out_is_still_offered_for_a_new_one() {
+    for late in [Duration::ZERO, SECOND] {
+        let mut node = node(None, Some(NOT_BEFORE));
+        node.renewing.working.welcome(NOT_AFTER.minus(late));
+        tokio::time::advance(SECOND).await;
+        assert_eq!(node.reason(), Ok(Why::RunOut), "{late:?} before its end");
+    }
+    let mut restarted = node(Some(NOT_AFTER), Some(NOT_BEFORE));
+    assert_eq!(restarted.reason(), Ok(Why::RunOut), "the mark outlives the process that was lied to");
+    let mut over = node(None, Some(NOT_AFTER.minus(SECOND)));
+    tokio::time::advance(SECOND).await;
+    assert_eq!(over.reason(), Err(LOOK), "signed time says so too");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_certificate_that_seems_to_have_run_out_is_offered_with_growing_waits() {
+    let Node { renewing, dials, _session, _identity, _fixture, .. } = node(Some(NOT_AFTER), Some(NOT_BEFORE));
+    assert!(tokio::time::timeout(HOUR, renewing.run()).await.is_err());
+    let dialed = dials.0.load(Ordering::Relaxed);
+    assert!((5..=14).contains(&dialed), "{dialed} in an hour");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_journal_that_takes_no_birth_is_asked_again_and_the_gateway_is_not() {
+    let mut node = node(None, None);
+    node.renewing.working.answered(NOT_BEFORE);
+    assert_eq!(node.reason(), Ok(Why::Birth), "nothing is known of an answer");
+    node.faults.fail(At::Commit, rusqlite::ffi::SQLITE_FULL);
+    let mut unrecorded = node.renewing.record(NOT_BEFORE).await;
+    let (mut planned, mut doubt) = (node.renewing.plan(None), Doubt::default());
+    let due = node.renewing.due(&mut planned, &mut doubt, &mut unrecorded);
+    assert!(tokio::time::timeout(HOUR, due).await.is_err(), "no renewal is due");
+    assert_eq!(node.renewing.journal.birth(), None);
+    node.faults.clear();
+    let due = node.renewing.due(&mut planned, &mut doubt, &mut unrecorded);
+    assert!(tokio::time::timeout(HOUR / 4, due).await.is_err(), "no renewal is due");
+    let birth = node.renewing.journal.birth().expect("the journal has taken it");
+    assert!(birth.since(NOT_BEFORE) >= HOUR, "the time is that of now: {birth}");
+    assert!(unrecorded.is_none());
+}
