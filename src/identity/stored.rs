@@ -35,6 +35,14 @@ pub enum FileError {
         /// What is wrong.
         detail: String,
     },
+    /// It would be one that no start can read.
+    #[error("{0} would have {1} bytes, at most {FILE_BYTES}; what it was to take is left out", .path.display(), .bytes)]
+    TooLarge {
+        /// Which file.
+        path: std::path::PathBuf,
+        /// How large it would be.
+        bytes: usize,
+    },
     /// A newer release wrote it.
     #[error("{0} has format {1}, this bcd reads up to {FORMAT}; install the newer bcd again", .path.display(), .format)]
     Newer {
@@ -136,6 +144,9 @@ pub trait Stored: Serialize + serde::de::DeserializeOwned {
             detail: error.to_string(),
         })?;
         bytes.push(b'\n');
+        if bytes.len() as u64 > FILE_BYTES {
+            return Err(FileError::TooLarge { path: state.path().join(Self::NAME), bytes: bytes.len() });
+        }
         Ok(state.write(Self::NAME, &bytes)?)
     }
 }
@@ -179,6 +190,7 @@ impl StoredIdentity {
     /// With the certificate revoked.
     #[must_use]
     pub fn with_revocation(self, revocation: Envelope) -> Self {
+        let revocation = revocation.as_signed_by(&self.join_signing_key);
         Self { revocation: Some(revocation), ..self }
     }
 
