@@ -8,7 +8,7 @@ use super::keys;
 use crate::model::strict::{self, StrictError};
 use crate::model::{Digest, NodeId, Role};
 use crate::state_dir::{StateDir, StateError};
-use crate::wire::bundle::Trust;
+use crate::wire::bundle::{BundleError, Trust};
 use crate::wire::der::Der;
 use crate::wire::dsse::{Envelope, PublicKey};
 
@@ -173,6 +173,14 @@ impl StoredIdentity {
         self.key.0 == held.fingerprint
             && self.chain.len() == held.chain.len()
             && self.chain.iter().zip(&held.chain).all(same)
+    }
+
+    /// Its trust bundle.
+    ///
+    /// # Errors
+    /// It is not one of the pinned key.
+    pub fn trust(&self) -> Result<Trust, BundleError> {
+        Trust::verify(self.trust_bundle.clone(), &self.join_signing_key, &self.trust_domain)
     }
 
     /// With a renewed certificate. How the machine proved itself stays as it was.

@@ -127,3 +127,16 @@ async fn what_a_gateway_pads_a_genuine_document_with_is_not_kept_and_the_identit
     node.trusting.revocation(padded(node.fixture.revocation("n-1", &[&serial]))).await;
     assert!(node.held().revoked);
 }
+
+#[tokio::test]
+async fn of_two_bundles_back_to_back_the_newer_one_stays_whichever_comes_first() {
+    let node = node();
+    // The identity in use is still the one with version 1: the session has not looked at the disk.
+    let newer = node.fixture.bundle(5, true);
+    node.trusting.bundle(newer.clone()).await;
+    node.trusting.bundle(newer).await;
+    assert_eq!(node.told().await, ["trust-bundle.taken"], "told once more, it is nobody's fault");
+    node.trusting.bundle(node.fixture.bundle(4, true)).await;
+    assert_eq!(node.held().trust.bundle.version, 5);
+    assert_eq!(node.told().await, ["trust-bundle.taken", "trust-bundle-refused"]);
+}
