@@ -89,9 +89,15 @@ pub enum KeepError {
     /// The new key cannot be made or kept.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// A join came in between.
+    /// A join or a revocation came in between.
     #[error("identity.json was replaced meanwhile; the new one is left as it is")]
     Replaced,
+    /// The bundle that is offered, or the one in identity.json.
+    #[error("the trust bundle does not hold beside the one in identity.json")]
+    Bundle(#[from] BundleError),
+    /// A newer bundle came in between, and its roots do not know the new certificate.
+    #[error("the trust bundle that came meanwhile does not vouch for the new certificate")]
+    Unvouched(#[source] CertificateError),
 }
 
 impl RenewError {
@@ -285,9 +291,20 @@ pub fn install(
     accepted: &Accepted,
 ) -> Result<(), KeepError> {
     change(state, held, |dir, stored| {
+        // What was kept while the gateway was asked is not in `held`, and stays.
+        if stored.revocation.is_some() {
+            return Err(KeepError::Replaced);
+        }
+        let kept = stored.trust()?;
+        let mut renewed = stored.renewed(accepted);
+        if kept.bundle.version >= accepted.trust.bundle.version {
+            chains_to(&accepted.chain, &kept.bundle.node_roots, accepted.server_time)
+                .map_err(KeepError::Unvouched)?;
+            renewed = renewed.with_bundle(&kept);
+        }
         request.key.store(dir)?;
         failpoint::hit(failpoint::RENEW_KEY);
-        stored.renewed(accepted).write(dir)?;
+        renewed.write(dir)?;
         failpoint::hit(failpoint::RENEW_IDENTITY);
         // The switch is made: a key that stays is removed by the next renewal.
         if let Err(error) = keys::remove_unused(dir, &accepted.leaf.spki) {
@@ -299,12 +316,20 @@ pub fn install(
     })
 }
 
-/// Keeps a newer trust bundle in the identity. Blocks.
+/// Keeps a newer trust bundle in the identity; false when it is kept already. Blocks.
 ///
 /// # Errors
 /// See [`KeepError`]; the old bundle stays.
-pub fn keep_bundle(state: &Path, held: &Identity, trust: &Trust) -> Result<(), KeepError> {
-    change(state, held, |dir, stored| Ok(stored.with_bundle(trust).write(dir)?))
+pub fn keep_bundle(state: &Path, held: &Identity, trust: Trust) -> Result<bool, KeepError> {
+    change(state, held, |dir, stored| {
+        // `held` may be older than the file: the bundle before this one is perhaps not in use yet.
+        let kept = stored.trust()?;
+        if kept.sha256 == trust.sha256 {
+            return Ok(false);
+        }
+        stored.with_bundle(&trust.newer_than(&kept)?).write(dir)?;
+        Ok(true)
+    })
 }
 
 /// Keeps that the certificate of `held` is revoked: it is not used again, by no process. Blocks.
@@ -316,11 +341,11 @@ pub fn keep_revocation(state: &Path, held: &Identity, revocation: Envelope) -> R
 }
 
 /// Changes identity.json, if it is still that of `held`, with the state directory taken meanwhile.
-fn change(
+fn change<T>(
     state: &Path,
     held: &Identity,
-    change: impl FnOnce(&StateDir, StoredIdentity) -> Result<(), KeepError>,
-) -> Result<(), KeepError> {
+    change: impl FnOnce(&StateDir, StoredIdentity) -> Result<T, KeepError>,
+) -> Result<T, KeepError> {
     let dir = StateDir::open(state)?.ok_or(KeepError::Replaced)?;
     let _lock = dir.lock()?;
     let stored = StoredIdentity::read(&dir)?.filter(|stored| stored.is_of(held));

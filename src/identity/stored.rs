@@ -8,7 +8,7 @@ use super::keys;
 use crate::model::strict::{self, StrictError};
 use crate::model::{Digest, NodeId, Role};
 use crate::state_dir::{StateDir, StateError};
-use crate::wire::bundle::Trust;
+use crate::wire::bundle::{BundleError, Trust};
 use crate::wire::der::Der;
 use crate::wire::dsse::{Envelope, PublicKey};
 
@@ -34,6 +34,14 @@ pub enum FileError {
         path: std::path::PathBuf,
         /// What is wrong.
         detail: String,
+    },
+    /// It would be one that no start can read.
+    #[error("{0} would have {1} bytes, at most {FILE_BYTES}; what it was to take is left out", .path.display(), .bytes)]
+    TooLarge {
+        /// Which file.
+        path: std::path::PathBuf,
+        /// How large it would be.
+        bytes: usize,
     },
     /// A newer release wrote it.
     #[error("{0} has format {1}, this bcd reads up to {FORMAT}; install the newer bcd again", .path.display(), .format)]
@@ -136,6 +144,9 @@ pub trait Stored: Serialize + serde::de::DeserializeOwned {
             detail: error.to_string(),
         })?;
         bytes.push(b'\n');
+        if bytes.len() as u64 > FILE_BYTES {
+            return Err(FileError::TooLarge { path: state.path().join(Self::NAME), bytes: bytes.len() });
+        }
         Ok(state.write(Self::NAME, &bytes)?)
     }
 }
@@ -164,6 +175,14 @@ impl StoredIdentity {
             && self.chain.iter().zip(&held.chain).all(same)
     }
 
+    /// Its trust bundle.
+    ///
+    /// # Errors
+    /// It is not one of the pinned key.
+    pub fn trust(&self) -> Result<Trust, BundleError> {
+        Trust::verify(self.trust_bundle.clone(), &self.join_signing_key, &self.trust_domain)
+    }
+
     /// With a renewed certificate. How the machine proved itself stays as it was.
     #[must_use]
     pub fn renewed(self, accepted: &super::Accepted) -> Self {
@@ -179,6 +198,7 @@ impl StoredIdentity {
     /// With the certificate revoked.
     #[must_use]
     pub fn with_revocation(self, revocation: Envelope) -> Self {
+        let revocation = revocation.as_signed_by(&self.join_signing_key);
         Self { revocation: Some(revocation), ..self }
     }
 

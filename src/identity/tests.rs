@@ -227,3 +227,14 @@ fn an_identity_file_that_cannot_be_written_is_told_with_its_path_and_leaves_the_
         }
     }
 }
+
+#[test]
+fn an_identity_file_that_no_start_could_read_is_never_written() {
+    let fixture = joined();
+    let dir = StateDir::open(&fixture.state()).unwrap().unwrap();
+    let mut stored = StoredIdentity::read(&dir).unwrap().unwrap();
+    stored.trust_bundle.payload = vec![0; 1 << 20].into();
+    let refused = stored.write(&dir).unwrap_err();
+    assert!(matches!(refused, FileError::TooLarge { .. }), "{refused}");
+    assert!(fixture.load().is_ok(), "the old file stays");
+}

@@ -61,10 +61,14 @@ impl Trusting {
         };
         let (version, issued_at) = (trust.bundle.version, trust.bundle.issued_at);
         let state = self.state.clone();
-        if self.kept("trust bundle", blocking::run(move || keep_bundle(&state, &held, &trust)).await) {
-            self.working.document(issued_at);
-            self.tell(EventType::TrustBundleTaken, json!({ "version": version })).await;
-            self.replaced.notify_one();
+        match self.kept("trust bundle", blocking::run(move || keep_bundle(&state, &held, trust)).await) {
+            Ok(true) => {
+                self.working.document(issued_at);
+                self.replaced.notify_one();
+                self.tell(EventType::TrustBundleTaken, json!({ "version": version })).await;
+            }
+            Err(Some(KeepError::Bundle(error))) => self.refused(EventType::TrustBundleRefused, &error).await,
+            Ok(false) | Err(_) => {}
         }
     }
 
@@ -85,7 +89,8 @@ impl Trusting {
         }
         tracing::error!(serial, "the certificate of this node is revoked and is not used again");
         let state = self.state.clone();
-        if self.kept("revocation", blocking::run(move || keep_revocation(&state, &held, envelope)).await) {
+        let kept = blocking::run(move || keep_revocation(&state, &held, envelope)).await;
+        if self.kept("revocation", kept).is_ok() {
             self.tell(EventType::IdentityRevoked, json!({ "serial": serial })).await;
             self.replaced.notify_one();
         }
@@ -97,17 +102,24 @@ impl Trusting {
         self.tell(event, json!({ "detail": detail })).await;
     }
 
-    /// Whether it is on the disk; the gateway tells it again in the next session.
-    fn kept(&self, what: &str, kept: Result<Result<(), KeepError>, tokio::task::JoinError>) -> bool {
+    /// What came of the write, which the gateway causes anew in the next session. No error: it did not come to its end.
+    fn kept<T>(
+        &self,
+        what: &str,
+        kept: Result<Result<T, KeepError>, tokio::task::JoinError>,
+    ) -> Result<T, Option<KeepError>> {
         match kept {
-            Ok(Ok(())) => return true,
-            Ok(Err(error)) => {
-                let error: &dyn std::error::Error = &error;
+            Ok(Ok(kept)) => Ok(kept),
+            Ok(Err(failed)) => {
+                let error: &dyn std::error::Error = &failed;
                 tracing::error!(error, "a {what} holds and cannot be kept");
+                Err(Some(failed))
             }
-            Err(error) => tracing::error!(%error, "keeping a {what} failed"),
+            Err(error) => {
+                tracing::error!(%error, "keeping a {what} failed");
+                Err(None)
+            }
         }
-        false
     }
 
     async fn tell(&self, event: EventType, body: serde_json::Value) {

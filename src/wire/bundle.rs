@@ -69,7 +69,7 @@ impl Document for TrustBundle {
 /// A bundle that holds, ready for use.
 #[derive(Debug, Clone)]
 pub struct Trust {
-    /// Its bytes as received, to be kept.
+    /// What of it is kept: its payload as received, and the signature that holds.
     pub envelope: Envelope,
     /// SHA-256 of its payload.
     pub sha256: Digest,
@@ -166,6 +166,7 @@ impl Trust {
         }
         let endpoints = bundle.endpoints.iter().map(|text| text.parse()).collect::<Result<_, _>>()?;
         let command_roots = CommandRoots::new(bundle.command_roots.iter().map(|der| &*der.0))?;
+        let envelope = envelope.as_signed_by(join_signing_key);
         Ok(Self { sha256: Digest::of(&envelope.payload), envelope, bundle, endpoints, command_roots })
     }
 

@@ -201,7 +201,7 @@ fn a_newer_bundle_is_kept_with_the_certificate_as_it_was() {
     let case = Case::good();
     let envelope = case.fixture.service.sign_bundle(&case.bundle);
     let trust = Trust::verify(envelope, &case.held.join_signing_key, "lab.example").unwrap();
-    keep_bundle(&case.fixture.state(), &case.held, &trust).unwrap();
+    keep_bundle(&case.fixture.state(), &case.held, trust).unwrap();
     let loaded = case.fixture.load().unwrap();
     assert_eq!((loaded.trust.bundle.version, loaded.certificate), (2, case.held.certificate));
 }
@@ -215,4 +215,35 @@ fn a_state_directory_that_a_join_has_taken_is_left_alone() {
     assert!(matches!(busy, KeepError::State(StateError::Busy(_))), "{busy:?}");
     drop(joins);
     install(&case.fixture.state(), &case.held, &case.request, &accepted).unwrap();
+}
+
+#[test]
+fn a_newer_bundle_that_is_kept_while_the_gateway_is_asked_stays_with_the_renewed_certificate() {
+    let case = Case::good();
+    let accepted = case.judge().unwrap();
+    let meanwhile = |version, node_roots| {
+        let bundle = TrustBundle { version, node_roots, ..case.bundle.clone() };
+        let signed = case.fixture.service.sign_bundle(&bundle);
+        let trust = Trust::verify(signed, &case.held.join_signing_key, "lab.example").unwrap();
+        assert!(keep_bundle(&case.fixture.state(), &case.held, trust).unwrap());
+    };
+    let install = || install(&case.fixture.state(), &case.held, &case.request, &accepted);
+    meanwhile(3, vec![Der::from(&*ca().1)]);
+    let refused = install().unwrap_err();
+    assert!(matches!(refused, KeepError::Unvouched(_)), "{refused:?}");
+    meanwhile(4, case.bundle.node_roots.clone());
+    install().unwrap();
+    let renewed = case.fixture.load().unwrap();
+    assert_eq!((renewed.fingerprint, renewed.trust.bundle.version), (case.request.key.spki(), 4));
+}
+
+#[test]
+fn a_revocation_that_is_kept_while_the_gateway_is_asked_is_not_erased_by_the_answer() {
+    let case = Case::good();
+    let accepted = case.judge().unwrap();
+    let revocation = case.fixture.revocation("n-1", &[&case.held.leaf.serial]);
+    keep_revocation(&case.fixture.state(), &case.held, revocation).unwrap();
+    let refused = install(&case.fixture.state(), &case.held, &case.request, &accepted).unwrap_err();
+    assert!(matches!(refused, KeepError::Replaced), "{refused:?}");
+    assert!(case.fixture.load().unwrap().revoked);
 }

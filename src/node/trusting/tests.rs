@@ -3,6 +3,7 @@ use crate::clock::TokioClock;
 use crate::identity::tests::{Fixture, joined};
 use crate::journal::{Locked, Mode, Options};
 use crate::model::{BootId, Incarnation, JournalId, NodeId, ServerTime};
+use crate::wire::dsse::Signature;
 
 struct Node {
     fixture: Fixture,
@@ -106,4 +107,36 @@ async fn a_revocation_of_another_certificate_another_node_or_another_key_revokes
     }
     assert_eq!(node.told().await, ["revocation-refused"]);
     assert!(!node.replaced().await);
+}
+
+/// The envelope with bytes that nobody signed, more than identity.json may have.
+fn padded(mut envelope: Envelope) -> Envelope {
+    let junk = vec![0; 2 << 20];
+    envelope.signatures[0].chain.push(junk.clone().into());
+    let foreign = Signature { key_id: vec![1; 32].into(), signature: junk.into(), chain: Vec::new() };
+    envelope.signatures.push(foreign);
+    envelope
+}
+
+#[tokio::test]
+async fn what_a_gateway_pads_a_genuine_document_with_is_not_kept_and_the_identity_still_loads() {
+    let node = node();
+    node.trusting.bundle(padded(node.fixture.bundle(2, true))).await;
+    assert_eq!(node.held().trust.bundle.version, 2);
+    let serial = node.held().leaf.serial;
+    node.trusting.revocation(padded(node.fixture.revocation("n-1", &[&serial]))).await;
+    assert!(node.held().revoked);
+}
+
+#[tokio::test]
+async fn of_two_bundles_back_to_back_the_newer_one_stays_whichever_comes_first() {
+    let node = node();
+    // The identity in use is still the one with version 1: the session has not looked at the disk.
+    let newer = node.fixture.bundle(5, true);
+    node.trusting.bundle(newer.clone()).await;
+    node.trusting.bundle(newer).await;
+    assert_eq!(node.told().await, ["trust-bundle.taken"], "told once more, it is nobody's fault");
+    node.trusting.bundle(node.fixture.bundle(4, true)).await;
+    assert_eq!(node.held().trust.bundle.version, 5);
+    assert_eq!(node.told().await, ["trust-bundle.taken", "trust-bundle-refused"]);
 }

@@ -2,7 +2,7 @@
 
 use serde::de::DeserializeOwned;
 
-use super::{Audience, Envelope, PublicKey, Verified, check_audience, pre_authentication, shown};
+use super::{Audience, Envelope, PublicKey, Signature, Verified, check_audience, pre_authentication, shown};
 use crate::model::NodeId;
 use crate::model::strict::{self, StrictError};
 
@@ -68,6 +68,21 @@ pub fn verify_document<T: Document>(
     Ok(Verified { document, signer: None })
 }
 
+impl Envelope {
+    /// What of it is to be kept once it was verified: the payload with the signature of `key` that holds, without a
+    /// chain. Everything else is bytes that nobody signed, and that whoever relays it may add without end.
+    #[must_use]
+    pub fn as_signed_by(self, key: &PublicKey) -> Self {
+        let (message, id) = (pre_authentication(&self.payload_type, &self.payload), key.id());
+        let holds = |signature: &Signature| {
+            signature.key_id == id.0.as_slice() && key.verifies(&message, &signature.signature)
+        };
+        let own = self.signatures.into_iter().find(holds);
+        let signatures = own.map(|own| Signature { chain: Vec::new(), ..own }).into_iter().collect();
+        Self { signatures, ..self }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,6 +131,20 @@ mod tests {
             let refused = verify_document::<Note>(&changed, &public, Some(&audience())).unwrap_err();
             assert!(matches!(refused, DocumentError::Signature(_)), "byte {at}: {refused}");
         }
+    }
+
+    #[test]
+    fn of_a_verified_envelope_only_what_the_key_vouches_for_is_kept() {
+        let ((signer, public), (other, _)) = (key(), key());
+        let genuine = sign(Note::TYPE, BODY, &*signer, Vec::new()).unwrap();
+        let foreign = sign(Note::TYPE, BODY, &*other, Vec::new()).unwrap().signatures.remove(0);
+        let junk = bytes::Bytes::from(vec![0; 1000]);
+        let mut padded = genuine.clone();
+        padded.signatures[0].chain.push(junk.clone());
+        let forged = Signature { signature: junk, ..genuine.signatures[0].clone() };
+        padded.signatures.splice(0..0, [foreign, forged]);
+        assert!(verify_document::<Note>(&padded, &public, None).is_ok());
+        assert_eq!(padded.as_signed_by(&public), genuine);
     }
 
     #[test]
