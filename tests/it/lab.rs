@@ -71,6 +71,25 @@ impl Drop for Process {
     }
 }
 
+/// The children of a process that run `bcd worker`.
+pub fn workers_of(parent: u32) -> Vec<i32> {
+    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+    let spawned = std::fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
+    let by_threads = spawned.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    let mut pids: Vec<i32> = children
+        .into_iter()
+        .chain(by_threads)
+        .flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<i32>>())
+        .collect();
+    pids.sort_unstable();
+    pids.dedup();
+    pids.retain(|pid| {
+        std::fs::read(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|line| line.split(|byte| *byte == 0).any(|word| word == b"worker"))
+    });
+    pids
+}
+
 /// Polls until there is a value.
 pub fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     let mut waited = Duration::ZERO;
@@ -202,12 +221,14 @@ impl Lab {
 
     /// Kills it; its worker's end follows.
     pub fn kill_gateway(&mut self) {
+        let workers = self.gateway.as_ref().map(|gateway| workers_of(gateway.id())).unwrap_or_default();
         self.gateway = None;
-        if self.worker.is_some() {
-            return;
-        }
-        let socket = self.works().join("relay.sock");
-        until("the worker's end", || UnixStream::connect(&socket).is_err().then_some(()));
+        // A dead process that nobody has reaped yet has no command line.
+        let gone =
+            |pid: &i32| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.is_empty());
+        until("the worker's end", || {
+            workers.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists() || gone(pid)).then_some(())
+        });
     }
 
     /// Keeps the files of a gateway that does not run, for [`Lab::restore_gateway`].

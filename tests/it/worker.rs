@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::value::RawValue;
 
-use crate::lab::{Lab, until};
+use crate::lab::{Lab, until, workers_of};
 
 fn said(socket: &Path, line: &str) -> Told {
     let mut stream = UnixStream::connect(socket).expect("a worker listens");
@@ -30,25 +30,6 @@ fn order() -> String {
         id: None,
     };
     serde_json::to_string(&Order::Command(draft)).expect("JSON")
-}
-
-/// The children of a process that run `bcd worker`.
-fn workers_of(parent: u32) -> Vec<i32> {
-    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
-    let spawned = std::fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
-    let by_threads = spawned.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
-    let mut pids: Vec<i32> = children
-        .into_iter()
-        .chain(by_threads)
-        .flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<i32>>())
-        .collect();
-    pids.sort_unstable();
-    pids.dedup();
-    pids.retain(|pid| {
-        std::fs::read(format!("/proc/{pid}/cmdline"))
-            .is_ok_and(|line| line.split(|byte| *byte == 0).any(|word| word == b"worker"))
-    });
-    pids
 }
 
 #[test]
