@@ -227,7 +227,12 @@ impl Renewing {
         failpoint::hit(failpoint::RENEW_ANSWERED);
         let (time, until) = (accepted.server_time, accepted.leaf.validity.not_after);
         let state = self.state.clone();
-        blocking::run(move || install(&state, &held, &request, &accepted)).await??;
+        let installed = blocking::run(move || install(&state, &held, &request, &accepted)).await?;
+        if installed.is_err() {
+            // The file may be another join's by now, or the new one in spite of the error: the session looks.
+            self.replaced.notify_one();
+        }
+        installed?;
         self.working.answered(time);
         let unrecorded = self.record(time).await;
         failpoint::hit(failpoint::RENEW_TIME);

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
 use tokio::sync::{Notify, mpsc, watch};
@@ -17,6 +18,10 @@ use crate::wire::bundle::{BundleError, Trust};
 use crate::wire::dsse::{Audience, Envelope};
 use crate::wire::frames::Notice;
 use crate::wire::revocation::Revocation;
+
+/// A revocation that the disk refuses is kept again after this, then after twice as long each time, at last after this.
+const KEEP_AGAIN: Duration = Duration::from_secs(1);
+const KEEP_AT_LAST: Duration = Duration::from_secs(60);
 
 /// What the task is made of.
 pub(super) struct Trusting {
@@ -88,12 +93,22 @@ impl Trusting {
             return;
         }
         tracing::error!(serial, "the certificate of this node is revoked and is not used again");
-        let state = self.state.clone();
-        let kept = blocking::run(move || keep_revocation(&state, &held, envelope)).await;
-        if self.kept("revocation", kept).is_ok() {
-            self.tell(EventType::IdentityRevoked, json!({ "serial": serial })).await;
-            self.replaced.notify_one();
+        let mut pause = KEEP_AGAIN;
+        loop {
+            let (state, held, envelope) = (self.state.clone(), held.clone(), envelope.clone());
+            let kept = blocking::run(move || keep_revocation(&state, &held, envelope)).await;
+            match self.kept("revocation", kept) {
+                Ok(_) => break,
+                // It is another identity's turn: that one is looked at, and this one is not used again.
+                Err(Some(KeepError::Replaced)) => return self.replaced.notify_one(),
+                // The worker says it once. A full disk, or a renewal that has the directory, lets go of it some time.
+                Err(_) => tokio::time::sleep(pause).await,
+            }
+            pause = (pause * 2).min(KEEP_AT_LAST);
         }
+        // Before the event, which waits for a journal.
+        self.replaced.notify_one();
+        self.tell(EventType::IdentityRevoked, json!({ "serial": serial })).await;
     }
 
     async fn refused(&self, event: EventType, error: &BundleError) {

@@ -94,6 +94,24 @@ async fn a_signed_revocation_of_the_own_certificate_is_kept_for_every_process_to
     assert_eq!(node.told().await, ["identity.revoked"]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_revocation_that_cannot_be_kept_yet_is_kept_when_it_can_be() {
+    let node = node();
+    let serial = node.held().leaf.serial;
+    let revocation = node.fixture.revocation("n-1", &[&serial]);
+    let state = crate::state_dir::StateDir::open(&node.fixture.state()).unwrap().unwrap();
+    let busy = state.lock().unwrap();
+    let lets_go = async {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert!(!node.held().revoked);
+        drop(busy);
+    };
+    tokio::join!(node.trusting.revocation(revocation), lets_go);
+    assert!(node.held().revoked);
+    assert!(node.replaced().await);
+    assert_eq!(node.told().await, ["identity.revoked"]);
+}
+
 #[tokio::test]
 async fn a_revocation_of_another_certificate_another_node_or_another_key_revokes_nothing() {
     let node = node();
