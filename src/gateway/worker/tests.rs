@@ -317,13 +317,11 @@ fn a_node_older_than_a_revocation_is_long_is_revoked_by_the_certificates_that_ca
     let add = |serial: &str, until| {
         lab.worker.enrolment().add_certificate(serial, &enrolled, Digest::of(b"key"), until).unwrap();
     };
-    for number in 0..1100 {
-        add(&format!("old-{number}"), NOW.minus(7 * day));
-    }
+    add("old", NOW.minus(7 * day));
     add("late", NOW.minus(7 * day).plus(Duration::from_secs(1)));
     let revocation = revoked(NOW);
     assert_eq!(revocation.serials.len(), 2, "its own, and one that ran out within the week");
-    assert!(revocation.names("late") && !revocation.names("old-0"));
+    assert!(revocation.names("late") && !revocation.names("old"));
     for number in 0..1100 {
         add(&format!("new-{number:04}"), NOW.plus(2 * day).plus(Duration::from_secs(number)));
     }
