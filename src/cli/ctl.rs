@@ -13,6 +13,7 @@ use rand::rngs::StdRng;
 use serde_json::json;
 
 use crate::gateway::control::{Client, ClientError, Operator, Request, Response};
+use crate::gateway::lines::Listener;
 use crate::gateway::worker::Desk;
 use crate::model::{CommandId, Exit};
 
@@ -190,8 +191,6 @@ fn variable(text: &str) -> Result<(String, String), String> {
 enum CtlError {
     #[error(transparent)]
     Client(#[from] ClientError),
-    #[error("the gateway answered another question; use the same bcd for both")]
-    Answer,
     #[error("cannot read {0}")]
     Stdin(PathBuf, #[source] std::io::Error),
     #[error("{0} has more than {STDIN_BYTES} bytes, which a command cannot carry")]
@@ -213,13 +212,18 @@ enum CtlError {
 }
 
 impl CtlError {
+    /// The gateway has answered another question.
+    fn otherwise() -> Self {
+        ClientError::Otherwise(Listener::Gateway).into()
+    }
+
     fn exit(&self) -> Exit {
         match self {
             Self::Client(ClientError::Permission { .. }) => Exit::Permission,
             Self::Client(ClientError::Unreachable { .. } | ClientError::Ended { .. }) => Exit::NoGateway,
-            Self::Client(ClientError::Foreign { .. } | ClientError::Refused(_)) | Self::Answer => {
-                Exit::Failed
-            }
+            Self::Client(
+                ClientError::Foreign { .. } | ClientError::Otherwise(_) | ClientError::Refused(_),
+            ) => Exit::Failed,
             Self::Stdin(..)
             | Self::StdinSize(_)
             | Self::NoNode(_)
@@ -252,12 +256,12 @@ async fn command(args: Args) -> Result<Exit, CtlError> {
         Some(worker) => worker,
         None => match Client::connect(&args.gateway).await?.call(&Request::Worker).await? {
             Response::Worker(Some(worker)) => worker,
-            _ => return Err(CtlError::Answer),
+            _ => return Err(CtlError::otherwise()),
         },
     };
     let desk = Desk::at(&worker);
-    let operator = Operator::connect(&args.gateway, desk.clone()).await?;
-    let mut ctl = Session { gateway: args.gateway, desk, operator, json: args.json };
+    let operator = Operator::connect(&args.gateway, desk).await?;
+    let mut ctl = Session { gateway: args.gateway, operator, json: args.json };
     match args.command {
         Ctl::Exec(exec) => return ctl.exec(exec).await,
         Ctl::Probe { node, ttl } => return ctl.report(&node, "node.probe", &json!({}), ttl).await,
@@ -274,7 +278,7 @@ async fn command(args: Args) -> Result<Exit, CtlError> {
         }
         Ctl::Show { id } => {
             let shown = ctl.ask(Request::Show { id: id.clone() }).await?;
-            let Response::Command(view) = shown else { return Err(CtlError::Answer) };
+            let Response::Command(view) = shown else { return Err(CtlError::otherwise()) };
             ctl.json_value(&view.ok_or(CtlError::UnknownCommand(id))?)?;
         }
         Ctl::List { node, limit } => {
@@ -283,7 +287,7 @@ async fn command(args: Args) -> Result<Exit, CtlError> {
                 None => None,
             };
             let Response::Commands(commands) = ctl.ask(Request::List { node, limit }).await? else {
-                return Err(CtlError::Answer);
+                return Err(CtlError::otherwise());
             };
             if ctl.json { ctl.json_value(&commands)? } else { print::list(&commands)? }
         }
@@ -313,7 +317,9 @@ async fn command(args: Args) -> Result<Exit, CtlError> {
         Ctl::Drain { max_delay_ms } => drop(ctl.ask(Request::Drain { max_delay_ms }).await?),
         Ctl::Undrain => drop(ctl.ask(Request::Undrain).await?),
         Ctl::Stats => {
-            let Response::Stats(stats) = ctl.ask(Request::Stats).await? else { return Err(CtlError::Answer) };
+            let Response::Stats(stats) = ctl.ask(Request::Stats).await? else {
+                return Err(CtlError::otherwise());
+            };
             if ctl.json { ctl.json_value(&stats)? } else { print::stats(&stats)? }
         }
     }

@@ -77,6 +77,9 @@ pub enum ClientError {
         /// What could not be read.
         source: serde_json::Error,
     },
+    /// The answer is one to another question.
+    #[error("the {0} answered another question; use the same bcd for both")]
+    Otherwise(Listener),
     /// It says no; why.
     #[error("{0}")]
     Refused(String),

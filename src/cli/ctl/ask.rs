@@ -10,8 +10,8 @@ use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::{CtlError, ExecArgs, STDIN_BYTES, print};
-use crate::gateway::control::{ClientError, CommandView, NodeView, Operator, Request, Response};
-use crate::gateway::worker::{Desk, Draft};
+use crate::gateway::control::{Client, ClientError, CommandView, NodeView, Operator, Request, Response};
+use crate::gateway::worker::Draft;
 use crate::model::{CommandId, Exit, NodeId};
 
 /// One wait for a command's end; repeated until it has ended.
@@ -26,7 +26,6 @@ const AGAIN: Duration = Duration::from_millis(250);
 /// A conversation with one gateway.
 pub(super) struct Session {
     pub(super) gateway: PathBuf,
-    pub(super) desk: Desk,
     pub(super) operator: Operator,
     pub(super) json: bool,
 }
@@ -45,7 +44,7 @@ impl Session {
     pub(super) async fn nodes(&mut self) -> Result<Vec<NodeView>, CtlError> {
         match self.ask(Request::Nodes).await? {
             Response::Nodes(nodes) => Ok(nodes),
-            _ => Err(CtlError::Answer),
+            _ => Err(CtlError::otherwise()),
         }
     }
 
@@ -84,7 +83,7 @@ impl Session {
                 Ok(Response::Command(Some(view))) if view.ended_ms != 0 => return Ok(*view),
                 Ok(Response::Command(Some(_))) => {}
                 Ok(Response::Command(None)) => return Err(CtlError::UnknownCommand(id)),
-                Ok(_) => return Err(CtlError::Answer),
+                Ok(_) => return Err(CtlError::otherwise()),
                 Err(ClientError::Ended { .. }) => {
                     eprintln!("bcd ctl: the gateway ended; command {id} is stored, waiting for the gateway");
                     self.reconnect().await?;
@@ -97,9 +96,9 @@ impl Session {
     async fn reconnect(&mut self) -> Result<(), CtlError> {
         let until = tokio::time::Instant::now() + GATEWAY_BACK;
         loop {
-            match Operator::connect(&self.gateway, self.desk.clone()).await {
-                Ok(operator) => {
-                    self.operator = operator;
+            match Client::connect(&self.gateway).await {
+                Ok(gateway) => {
+                    self.operator.gateway = gateway;
                     return Ok(());
                 }
                 Err(error) if tokio::time::Instant::now() >= until => return Err(error.into()),
@@ -154,7 +153,7 @@ impl Session {
         loop {
             let request = Request::NodeEvents { node: Some(node.clone()), after };
             let Response::NodeEvents(events) = self.ask(request).await? else {
-                return Err(CtlError::Answer);
+                return Err(CtlError::otherwise());
             };
             let Some(last) = events.last() else { return Ok(()) };
             after = last.number;
@@ -169,7 +168,7 @@ impl Session {
         loop {
             let wait_ms = if follow { EVENTS_WAIT_MS } else { 0 };
             let Response::Events(events) = self.ask(Request::Events { after, wait_ms }).await? else {
-                return Err(CtlError::Answer);
+                return Err(CtlError::otherwise());
             };
             if events.is_empty() && !follow {
                 return Ok(());

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{Client, Request, Response};
-use crate::gateway::lines::ClientError;
+use crate::gateway::lines::{ClientError, Listener};
 use crate::gateway::worker::{Desk, Draft, Order};
 use crate::model::{CommandId, NodeId};
 
@@ -40,7 +40,7 @@ impl Operator {
         let command = self.desk.command(draft).await?;
         match self.gateway.call(&Request::Enqueue { command }).await? {
             Response::Enqueued(id) => Ok(id),
-            _ => Err(otherwise()),
+            _ => Err(ClientError::Otherwise(Listener::Gateway)),
         }
     }
 
@@ -54,7 +54,7 @@ impl Operator {
             Response::Command(None) => {
                 return Err(ClientError::Refused(format!("no command {id} is known here")));
             }
-            _ => return Err(otherwise()),
+            _ => return Err(ClientError::Otherwise(Listener::Gateway)),
         };
         let cancellation = self.desk.cancel(view.node, id.clone()).await?;
         self.done(&Request::Cancel { id, cancellation }).await
@@ -96,11 +96,7 @@ impl Operator {
     async fn done(&mut self, request: &Request) -> Result<(), ClientError> {
         match self.gateway.call(request).await? {
             Response::Done => Ok(()),
-            _ => Err(otherwise()),
+            _ => Err(ClientError::Otherwise(Listener::Gateway)),
         }
     }
-}
-
-fn otherwise() -> ClientError {
-    ClientError::Refused("the gateway answered another question; use the same bcd for both".into())
 }

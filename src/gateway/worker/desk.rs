@@ -1,25 +1,19 @@
 //! Where the operator gives orders.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use super::link::{over, within};
+use super::link::Where;
 use super::serve::OPERATOR_SOCKET;
 use super::{Draft, Order, Told, Worker};
 use crate::clock::Clock;
-use crate::gateway::lines::ClientError;
+use crate::gateway::lines::{ClientError, Listener};
 use crate::model::{CommandId, NodeId};
 use crate::wire::dsse::Envelope;
 
 /// The operator's way to the worker of a deployment.
 #[derive(Debug, Clone)]
 pub struct Desk(Where);
-
-#[derive(Debug, Clone)]
-enum Where {
-    Here(Arc<Worker>, Arc<dyn Clock>),
-    At(PathBuf),
-}
 
 impl Desk {
     /// To a worker within this process.
@@ -39,7 +33,7 @@ impl Desk {
     pub async fn ticket(&self, uses: u32, ttl_s: u64, site: &str) -> Result<String, ClientError> {
         match self.order(Order::Ticket { uses, ttl_s, site: site.to_owned() }).await? {
             Told::Ticket(line) => Ok(line),
-            _ => Err(otherwise()),
+            _ => Err(ClientError::Otherwise(Listener::Worker)),
         }
     }
 
@@ -74,29 +68,21 @@ impl Desk {
     pub async fn done(&self, order: Order) -> Result<(), ClientError> {
         match self.order(order).await? {
             Told::Done => Ok(()),
-            _ => Err(otherwise()),
+            _ => Err(ClientError::Otherwise(Listener::Worker)),
         }
     }
 
     async fn signed(&self, order: Order) -> Result<Envelope, ClientError> {
         match self.order(order).await? {
             Told::Signed(envelope) => Ok(envelope),
-            _ => Err(otherwise()),
+            _ => Err(ClientError::Otherwise(Listener::Worker)),
         }
     }
 
     async fn order(&self, order: Order) -> Result<Told, ClientError> {
-        let told = match &self.0 {
-            Where::Here(worker, clock) => within(worker, clock, |worker, now| worker.obey(order, now)).await,
-            Where::At(socket) => over(socket, &order).await?,
-        };
-        match told {
+        match self.0.ask(order, Worker::obey).await? {
             Told::Failed(why) | Told::Refused { message: why, .. } => Err(ClientError::Refused(why)),
             told => Ok(told),
         }
     }
-}
-
-fn otherwise() -> ClientError {
-    ClientError::Refused("the worker answered another question; use the same bcd for both".into())
 }

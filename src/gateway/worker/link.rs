@@ -1,4 +1,4 @@
-//! How a gateway reaches the worker.
+//! The way to the worker: of a gateway, and beneath it the one that the operator takes too.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,10 +24,27 @@ const AGAIN: Duration = Duration::from_millis(20);
 #[derive(Debug, Clone)]
 pub struct Link(Where);
 
+/// Where the worker is.
 #[derive(Debug, Clone)]
-enum Where {
+pub(super) enum Where {
+    /// Within this process, by its clock.
     Here(Arc<Worker>, Arc<dyn Clock>),
+    /// Behind this socket.
     At(PathBuf),
+}
+
+impl Where {
+    /// Asks; `answer` is what a worker of this process does.
+    pub(super) async fn ask<Q: Serialize + Send + 'static>(
+        &self,
+        ask: Q,
+        answer: fn(&Worker, Q, ServerTime) -> Told,
+    ) -> Result<Told, ClientError> {
+        match self {
+            Self::Here(worker, clock) => Ok(within(worker, clock, ask, answer).await),
+            Self::At(socket) => over(socket, &ask).await,
+        }
+    }
 }
 
 impl Link {
@@ -51,22 +68,20 @@ impl Link {
 
     /// Asks.
     pub async fn ask(&self, ask: Ask) -> Told {
-        match &self.0 {
-            Where::Here(worker, clock) => within(worker, clock, |worker, now| worker.answer(ask, now)).await,
-            Where::At(socket) => over(socket, &ask).await.unwrap_or_else(|error| Told::Failed(chain(&error))),
-        }
+        self.0.ask(ask, Worker::answer).await.unwrap_or_else(|error| Told::Failed(chain(&error)))
     }
 }
 
 /// Asks a worker of this process, by this process's clock.
-pub(super) async fn within(
+pub(super) async fn within<Q: Send + 'static>(
     worker: &Arc<Worker>,
     clock: &Arc<dyn Clock>,
-    ask: impl FnOnce(&Worker, ServerTime) -> Told + Send + 'static,
+    ask: Q,
+    answer: fn(&Worker, Q, ServerTime) -> Told,
 ) -> Told {
     let now = ServerTime(clock.wall_ms());
     let worker = Arc::clone(worker);
-    match blocking::run(move || ask(&worker, now)).await {
+    match blocking::run(move || answer(&worker, ask, now)).await {
         Ok(told) => told,
         Err(error) => Told::Failed(format!("the worker broke off: {error}")),
     }
@@ -74,7 +89,7 @@ pub(super) async fn within(
 
 /// Asks the worker that listens on a socket. One that is not there, or ends before it answers, is waited for and asked
 /// again: whatever it is asked may be asked twice.
-pub(super) async fn over(socket: &Path, ask: &impl Serialize) -> Result<Told, ClientError> {
+async fn over(socket: &Path, ask: &impl Serialize) -> Result<Told, ClientError> {
     let until = Instant::now() + PATIENCE;
     let answered = async {
         loop {

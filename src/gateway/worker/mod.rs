@@ -17,7 +17,6 @@ mod messages;
 mod serve;
 mod ticket;
 
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -42,6 +41,7 @@ pub use serve::{ServeError, run};
 use ticket::{Grant, Ticket};
 
 use super::body::{self, CancelBody, CommandBody};
+use super::state_dir::{StateError, make_closed};
 use crate::model::limits::{COMMAND_BODY_BYTES, ID_BYTES, JOIN_FACTS};
 use crate::model::{CommandId, Digest, NodeId, Reason, Role, ServerTime};
 use crate::wire::bundle::{LIST, TrustBundle};
@@ -87,13 +87,8 @@ impl Options {
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
     /// The directory.
-    #[error("cannot make the worker's directory {path}")]
-    Directory {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Directory(#[from] StateError),
     /// The CA.
     #[error(transparent)]
     Ca(#[from] CaError),
@@ -145,12 +140,7 @@ impl Worker {
     /// See [`WorkerError`].
     pub fn open(options: &Options, now: ServerTime) -> Result<Self, WorkerError> {
         let dir: &Path = &options.state;
-        match std::fs::DirBuilder::new().mode(0o700).create(dir) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                return Err(WorkerError::Directory { path: dir.to_owned(), source: error });
-            }
-            _ => {}
-        }
+        make_closed(dir)?;
         let ca = Ca::open(&dir.join("ca"), now)?;
         let keys = Keys::open(dir, now)?;
         let path = dir.join("worker.db");

@@ -4,6 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
+use tokio::net::UnixListener;
+
 use super::link::within;
 use super::{Ask, Options, Order, Told, Worker, WorkerError};
 use crate::blocking;
@@ -55,29 +58,30 @@ pub async fn run(
     let listen =
         |name: &str| held.socket(name).map_err(|error| ServeError::Socket(options.state.join(name), error));
     let (relay, operator) = (listen(RELAY_SOCKET)?, listen(OPERATOR_SOCKET)?);
-    let (asked, judge) = (Arc::clone(&worker), Arc::clone(&clock));
-    let relaying = Task::spawn(lines::serve(relay, move |ask: Result<Ask, String>| {
-        let (worker, clock) = (Arc::clone(&asked), Arc::clone(&judge));
-        async move {
-            match ask {
-                Ok(ask) => within(&worker, &clock, |worker, now| worker.answer(ask, now)).await,
-                Err(why) => Told::Failed(why),
-            }
-        }
-    }));
-    let ordering = Task::spawn(lines::serve(operator, move |order: Result<Order, String>| {
-        let (worker, clock) = (Arc::clone(&worker), Arc::clone(&clock));
-        async move {
-            match order {
-                Ok(order) => within(&worker, &clock, |worker, now| worker.obey(order, now)).await,
-                Err(why) => Told::Failed(why),
-            }
-        }
-    }));
+    let relaying = Task::spawn(hear::<Ask>(relay, (worker.clone(), clock.clone()), Worker::answer));
+    let ordering = Task::spawn(hear::<Order>(operator, (worker, clock), Worker::obey));
     ready(&options.state);
     stop.await;
     drop((relaying, ordering));
     Ok(())
+}
+
+/// Answers what comes in on one of the sockets.
+async fn hear<Q: DeserializeOwned + Send + 'static>(
+    listener: UnixListener,
+    (worker, clock): (Arc<Worker>, Arc<dyn Clock>),
+    answer: fn(&Worker, Q, ServerTime) -> Told,
+) {
+    lines::serve(listener, move |asked: Result<Q, String>| {
+        let (worker, clock) = (Arc::clone(&worker), Arc::clone(&clock));
+        async move {
+            match asked {
+                Ok(asked) => within(&worker, &clock, asked, answer).await,
+                Err(why) => Told::Failed(why),
+            }
+        }
+    })
+    .await;
 }
 
 /// Takes the directory, when whoever has it lets it go.
