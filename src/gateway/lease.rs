@@ -84,10 +84,10 @@ fn fence(hub: &Hub) {
 
 /// Takes the lease anew as soon as the store can be reached; absent: another process has taken it.
 async fn retake(hub: &Hub, last: &Lease) -> Option<Grant> {
-    let (life, endpoints) = (hub.settings.lease_life, &hub.settings.endpoints);
+    let life = hub.settings.lease_life;
     loop {
         let asked = hub.boot();
-        match hub.store.take_lease(endpoints, life, Some(last.clone()), "gateway-fenced").await {
+        match hub.store.take_lease(life, Some(last.clone()), "gateway-fenced").await {
             Ok(Some(lease)) => {
                 tracing::info!(number = lease.number, "the lease was taken again");
                 return Some(Grant::new(lease, asked, life));

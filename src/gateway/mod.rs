@@ -148,7 +148,6 @@ pub fn lane_credits() -> BTreeMap<Lane, u32> {
 struct Settings {
     gateway_id: String,
     trust_domain: String,
-    endpoints: Vec<String>,
     heartbeat_interval: Duration,
     lane_credits: BTreeMap<Lane, u32>,
     lease_life: Duration,
@@ -209,8 +208,6 @@ pub struct Ready {
     pub address: SocketAddr,
     /// The control socket.
     pub control: PathBuf,
-    /// What tickets name.
-    pub endpoints: Vec<String>,
 }
 
 /// Runs a gateway until `stop` resolves.
@@ -231,7 +228,7 @@ pub async fn run(
     let control =
         held.socket(CONTROL_SOCKET).map_err(|error| GatewayError::Control(control_path.clone(), error))?;
     let (hub, keeping) = start::prepare(options, address, store, clock).await?;
-    ready(Ready { address, control: control_path, endpoints: hub.settings.endpoints.clone() });
+    ready(Ready { address, control: control_path });
     let controlling = control::serve(hub.clone(), control);
     let result = serve(hub, listener, controlling, keeping, stop).await;
     drop(held);

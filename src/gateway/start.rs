@@ -31,12 +31,12 @@ pub async fn prepare(
     };
     let asked = clock.boot();
     let named: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
-    let lease = store.take_lease(&named, options.lease_life, None, "gateway-restarted").await?;
+    let lease = store.take_lease(options.lease_life, None, "gateway-restarted").await?;
     let lease = lease.ok_or_else(|| GatewayError::Replaced(store.gateway().clone()))?;
     let rng = randomness(options.seed, &lease);
     let worker = options.worker;
     let (gateway, domain) = (store.gateway().to_string(), &options.trust_domain);
-    let (chain, key, node_root) = certificate(&worker, gateway, named.clone(), domain).await?;
+    let (chain, key, node_root) = certificate(&worker, gateway, named, domain).await?;
     let serving = Arc::new(Serving::new(chain, key)?);
     if let Some(files) = &options.serving {
         let (files, serving) = (files.clone(), serving.clone());
@@ -46,7 +46,6 @@ pub async fn prepare(
 
     let settings = Settings {
         gateway_id: store.gateway().to_string(),
-        endpoints: named,
         trust_domain: options.trust_domain,
         heartbeat_interval: options.heartbeat_interval.clamp(HEARTBEAT.0, HEARTBEAT.1),
         lane_credits: options.lane_credits,

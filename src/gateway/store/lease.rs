@@ -86,20 +86,18 @@ impl Store {
     }
 
     /// Takes the gateway's lease anew. Earlier grants end with it, and so do the sessions that they had: `why` is what
-    /// those nodes' events say. `endpoints` are what tickets name. Absent: the last grant was not `after`, so that
+    /// those nodes' events say. Absent: the last grant was not `after`, so that
     /// another process has taken it under this gateway's id.
     ///
     /// # Errors
     /// See [`StoreError`].
     pub async fn take_lease(
         &self,
-        endpoints: &[String],
         life: Duration,
         after: Option<Lease>,
         why: &'static str,
     ) -> Result<Option<Lease>, StoreError> {
         let (now, shared, gateway) = (self.clock(), self.shared.clone(), self.gateway.clone());
-        let endpoints = json!(endpoints).to_string();
         self.run(move |db| {
             let now = now();
             if let Some(after) = after
@@ -109,12 +107,12 @@ impl Store {
             }
             let number: i64 = db
                 .prepare_cached(
-                    "INSERT INTO gateways (id, endpoints, lease, expires_ms, held) VALUES (?1, ?2, 1, ?3, 1)
+                    "INSERT INTO gateways (id, lease, expires_ms, held) VALUES (?1, 1, ?2, 1)
                      ON CONFLICT (id) DO UPDATE
-                     SET endpoints = ?2, lease = lease + 1, expires_ms = ?3, held = 1, sessions = 0
+                     SET lease = lease + 1, expires_ms = ?2, held = 1, sessions = 0
                      RETURNING lease",
                 )?
-                .query_row(params![&*gateway, endpoints, now.plus(life).0], |row| row.get(0))?;
+                .query_row(params![&*gateway, now.plus(life).0], |row| row.get(0))?;
             lose_nodes(db, &gateway, why, now)?;
             shared.store(has_others(db, &gateway)?, Ordering::Relaxed);
             Ok(Some(Lease { gateway, number: uint(number) }))

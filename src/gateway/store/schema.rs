@@ -9,7 +9,7 @@ use rusqlite::Connection;
 use super::OpenError;
 
 /// The schema that this build writes.
-const SCHEMA: i64 = 4;
+const SCHEMA: i64 = 5;
 /// A store that is held by another process for this long while it is opened is given up.
 const OPENING: Duration = Duration::from_secs(10);
 
@@ -123,8 +123,13 @@ DROP TABLE tokens;
 DROP TABLE joins;
 ";
 
+/// What the fifth schema took away: where gateways are is the worker's to know, for tickets and bundles.
+const PLACES: &str = "
+ALTER TABLE gateways DROP COLUMN endpoints;
+";
+
 /// The steps from one schema to the next.
-const STEPS: [&str; 4] = [TABLES, NODE_EVENTS, SEVERAL, SIGNATURES];
+const STEPS: [&str; 5] = [TABLES, NODE_EVENTS, SEVERAL, SIGNATURES, PLACES];
 
 /// Opens or makes the file, 0600 from its creation.
 pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {

@@ -46,13 +46,13 @@ async fn the_first_gateway_to_look_finds_a_lost_one_and_its_nodes_are_disconnect
 async fn what_a_lease_was_taken_for_ends_with_the_next_grant() {
     let bench = Bench::new().await;
     let older = bench.live("i-1").await;
-    let again = bench.store.take_lease(&[], LIFE, Some(bench.lease.clone()), "gateway-fenced").await;
+    let again = bench.store.take_lease(LIFE, Some(bench.lease.clone()), "gateway-fenced").await;
     let again = again.expect("stored").expect("granted");
     assert!(again.number > bench.lease.number);
     assert_eq!(bench.try_dispatch(older).await.err(), Some(Stray::Fenced));
     assert_eq!(bench.events("node.disconnected").await[0]["reason"], "gateway-fenced");
     // A second process with this gateway's id has been granted it since.
-    let stolen = bench.store.take_lease(&[], LIFE, Some(bench.lease.clone()), "gateway-fenced").await;
+    let stolen = bench.store.take_lease(LIFE, Some(bench.lease.clone()), "gateway-fenced").await;
     assert_eq!(stolen.expect("stored"), None);
 }
 

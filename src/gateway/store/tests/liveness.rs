@@ -43,7 +43,7 @@ async fn a_node_whose_gateway_was_lost_has_two_minutes_more() {
     let bench = Bench::new().await;
     bench.store.judge_silence().await.expect("judged");
     bench.live("i-1").await;
-    let again = bench.store.take_lease(&[], super::LIFE, None, "gateway-restarted").await;
+    let again = bench.store.take_lease(super::LIFE, None, "gateway-restarted").await;
     let bench = Bench { lease: again.expect("stored").expect("granted"), ..bench };
     bench.judged(SECOND * 155).await;
     assert_eq!(bench.node_state().await, "disconnected");
@@ -58,7 +58,7 @@ async fn after_an_outage_of_the_store_nobody_is_unreachable_for_five_minutes() {
     bench.disconnected().await;
     bench.judged(SECOND * 15).await;
     bench.pass(SECOND * 21);
-    let again = bench.store.take_lease(&[], super::LIFE, None, "gateway-restarted").await;
+    let again = bench.store.take_lease(super::LIFE, None, "gateway-restarted").await;
     let bench = Bench { lease: again.expect("stored").expect("granted"), ..bench };
     bench.judged(SECOND * 300).await;
     assert_eq!(bench.node_state().await, "disconnected");

@@ -48,7 +48,7 @@ impl Bench {
         let clock = Arc::new(SetClock(AtomicI64::new(1_000_000_000)));
         let path = dir.path().join("gateway.db");
         let store = Store::open(&path, Mode::Thread, "g-1".into(), clock.clone()).expect("a store");
-        let lease = store.take_lease(&[], LIFE, None, "").await.expect("stored").expect("a lease");
+        let lease = store.take_lease(LIFE, None, "").await.expect("stored").expect("a lease");
         let node = NodeId::new("n-1").expect("an id");
         let id = CommandId::new("c-1").expect("an id");
         let insert = "INSERT INTO nodes (node_id, generation, role, site) VALUES ('n-1', 1, 'host', 'lab')";
@@ -72,7 +72,7 @@ impl Bench {
     pub async fn neighbour(&self) -> (Store, Lease) {
         let path = self.dir.path().join("gateway.db");
         let store = Store::open(&path, Mode::Thread, "g-2".into(), self.clock.clone()).expect("a store");
-        let lease = store.take_lease(&[], LIFE, None, "").await.expect("stored").expect("a lease");
+        let lease = store.take_lease(LIFE, None, "").await.expect("stored").expect("a lease");
         (store, lease)
     }
 
