@@ -179,7 +179,7 @@ mod tests {
     use crate::exec::Supervisors;
     use crate::journal::begun::Supervisor;
     use crate::journal::{self, Mode};
-    use crate::model::{CommandId, Digest, Incarnation, NodeId, ServerTime};
+    use crate::model::{CommandId, Digest, NodeId, ServerTime};
 
     fn sleeper(mark: &str) -> Child {
         Command::new("/bin/sleep").arg("60").env(mark::VARIABLE, mark).spawn().expect("a sleeper")
@@ -234,16 +234,10 @@ mod tests {
      {
         let state = tempfile::tempdir().expect("a directory");
         let state = state.path().join("state");
-        let mut rng = rand::rngs::StdRng::from_os_rng();
-        let (journal_id, boot_id) = (JournalId::random(&mut rng), BootId::new("b-1").expect("an id"));
-        let options = journal::Options {
-            state: state.clone(),
-            node_id: NodeId::new("n-1").expect("an id"),
-            incarnation: Incarnation::random(&mut rng),
-            boot_id: boot_id.clone(),
-            wal_bytes: 64 << 10,
-            mode: Mode::Inline,
-        };
+        // Random: its name marks the processes of this test among all of the machine.
+        let journal_id = JournalId::random(&mut rand::rngs::StdRng::from_os_rng());
+        let options = journal::Options::of_a_test(state.clone(), Mode::Inline);
+        let boot_id = options.boot_id.clone();
         let locked = Locked::open(options, journal_id.clone()).expect("a journal");
         let mut supervisor = Command::new("/bin/sleep").arg("60").spawn().expect("a supervisor");
         let mut program = sleeper(&format!("{journal_id}/c-1/1"));
@@ -264,16 +258,10 @@ mod tests {
     fn room_of_programs_that_never_began_and_of_attempts_that_others_followed_is_given_back() {
         let state = tempfile::tempdir().expect("a directory");
         let state = state.path().join("state");
-        let mut rng = rand::rngs::StdRng::from_os_rng();
-        let (journal_id, boot_id) = (JournalId::random(&mut rng), BootId::new("b-1").expect("an id"));
-        let options = journal::Options {
-            state: state.clone(),
-            node_id: NodeId::new("n-1").expect("an id"),
-            incarnation: Incarnation::random(&mut rng),
-            boot_id: boot_id.clone(),
-            wal_bytes: 64 << 10,
-            mode: Mode::Inline,
-        };
+        // Random: its name marks the processes of this test among all of the machine.
+        let journal_id = JournalId::random(&mut rand::rngs::StdRng::from_os_rng());
+        let options = journal::Options::of_a_test(state.clone(), Mode::Inline);
+        let boot_id = options.boot_id.clone();
         let locked = Locked::open(options, journal_id.clone()).expect("a journal");
         let mut supervisor = Command::new("/bin/sleep").arg("60").spawn().expect("a supervisor");
         let alive = Record { attempt: 3, retry_safe: true, ..record(&journal_id, &boot_id, &supervisor) };

@@ -82,12 +82,9 @@ impl Reboot for CountedReboots {
 
 fn options(dir: &TempDir, incarnation: &str, boot: &str) -> Options {
     Options {
-        state: dir.path().to_owned(),
-        node_id: NodeId::new("n-1").expect("an id"),
         incarnation: Incarnation::new(incarnation).expect("an id"),
         boot_id: BootId::new(boot).expect("an id"),
-        wal_bytes: 64 << 10,
-        mode: Mode::Thread,
+        ..Options::of_a_test(dir.path().to_owned(), Mode::Thread)
     }
 }
 

@@ -108,6 +108,21 @@ pub struct Options {
     pub mode: Mode,
 }
 
+#[cfg(test)]
+impl Options {
+    /// A journal of node n-1 in boot b-1, opened by incarnation i-1, with a small log.
+    pub(crate) fn of_a_test(state: PathBuf, mode: Mode) -> Self {
+        Self {
+            state,
+            node_id: NodeId::new("n-1").expect("an id"),
+            incarnation: Incarnation::new("i-1").expect("an id"),
+            boot_id: BootId::new("b-1").expect("an id"),
+            wal_bytes: 64 << 10,
+            mode,
+        }
+    }
+}
+
 /// What stands in a journal beside its commands.
 #[derive(Debug, Clone)]
 pub struct Facts {

@@ -10,7 +10,7 @@ use crate::blocking::inline::Inline;
 use crate::clock::TokioClock;
 use crate::identity::tests::{Fixture, joined};
 use crate::journal::{At, Failed, Faults, Limits, Locked, Mode, Options};
-use crate::model::{BootId, EventType, Incarnation, JournalId, NewEvent, Reason};
+use crate::model::{EventType, JournalId, NewEvent, Reason};
 
 /// SQLite's SQLITE_IOERR_WRITE.
 const IOERR_WRITE: i32 = 778;
@@ -37,14 +37,7 @@ impl Kept {
         let fixture = joined();
         let state = fixture.state();
         let identity = Identity::load(&state).expect("an identity");
-        let options = Options {
-            state: state.clone(),
-            node_id: identity.node_id.clone(),
-            incarnation: Incarnation::new("i-1").expect("an id"),
-            boot_id: BootId::new("b-1").expect("an id"),
-            wal_bytes: 64 << 10,
-            mode: Mode::Inline,
-        };
+        let options = Options::of_a_test(state.clone(), Mode::Inline);
         let faults = Faults::default();
         let locked = Locked::open(options, JournalId::new("j-1").expect("an id")).expect("opened");
         let (journal, _) =

@@ -398,9 +398,7 @@ fn a_lost_journal_takes_its_mark_from_the_floors() {
     // A mark that no gateway of this year has: whoever heeds it refuses the Welcome.
     known["server_time_mark"] = "2100-01-01T00:00:00Z".into();
     std::fs::write(floors(&lab), known.to_string()).unwrap();
-    for name in ["journal.db", "journal.db-wal"] {
-        let _ = std::fs::remove_file(lab.path("node").join(name));
-    }
+    lab.lose_journal();
     lab.start_node(None);
     // The certificate has run out by that mark, or the Welcome lies before it: either way it is heeded.
     let reason =

@@ -71,6 +71,18 @@ impl Drop for Process {
     }
 }
 
+/// Asks whoever listens on a socket, one line for one line; absent: nobody answers.
+pub fn say_to<A: serde::de::DeserializeOwned>(socket: &Path, request: &impl serde::Serialize) -> Option<A> {
+    let mut stream = UnixStream::connect(socket).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    let mut line = serde_json::to_vec(request).expect("a request");
+    line.push(b'\n');
+    stream.write_all(&line).ok()?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).ok()?;
+    serde_json::from_str(&answer).ok()
+}
+
 /// The children of a process that run `bcd worker`.
 pub fn workers_of(parent: u32) -> Vec<i32> {
     let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
@@ -115,20 +127,23 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// A lab with a running gateway.
-    pub fn new() -> Self {
+    /// A lab in which nothing runs.
+    fn empty() -> Self {
         let dir = tempfile::Builder::new().prefix("bcd-lab-").tempdir().expect("a directory");
         let program = env!("CARGO_BIN_EXE_bcd").into();
-        let mut lab = Self { dir, port: free_port(), program, gateway: None, node: None, worker: None };
+        Self { dir, port: free_port(), program, gateway: None, node: None, worker: None }
+    }
+
+    /// A lab with a running gateway.
+    pub fn new() -> Self {
+        let mut lab = Self::empty();
         lab.start_gateway(None);
         lab
     }
 
     /// A lab without a gateway, with a worker in the directory of that name.
     pub fn apart() -> Self {
-        let dir = tempfile::Builder::new().prefix("bcd-lab-").tempdir().expect("a directory");
-        let program = env!("CARGO_BIN_EXE_bcd").into();
-        let mut lab = Self { dir, port: free_port(), program, gateway: None, node: None, worker: None };
+        let mut lab = Self::empty();
         let state = lab.path("worker");
         lab.worker = Some(lab.daemon(&["worker", "--state", &state.to_string_lossy()], None, "worker.log"));
         lab
@@ -141,10 +156,14 @@ impl Lab {
     /// A lab with a running gateway and a joined node that is not running.
     pub fn joined() -> Self {
         let lab = Self::new();
-        let ticket = lab.ticket(1);
-        let joined = lab.join(&ticket);
-        assert!(joined.status.success(), "{}", shown(&joined));
+        lab.join_with_a_ticket();
         lab
+    }
+
+    /// Joins the node.
+    pub fn join_with_a_ticket(&self) {
+        let joined = self.join(&self.ticket(1));
+        assert!(joined.status.success(), "{}", shown(&joined));
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -304,13 +323,13 @@ impl Lab {
 
     /// Asks the gateway of that directory.
     pub fn try_ask_at(&self, name: &str, request: &Request) -> Option<Response> {
-        self.say_to(&self.path(name).join("control.sock"), request)
+        say_to(&self.path(name).join("control.sock"), request)
     }
 
     /// Orders the worker; one that starts again with its gateway is waited for.
     pub fn order(&self, order: &Order) -> Told {
         let socket = self.works().join("operator.sock");
-        until("the worker's answer", || self.say_to(&socket, order))
+        until("the worker's answer", || say_to(&socket, order))
     }
 
     /// A signed command, for a gateway to relay.
@@ -319,21 +338,6 @@ impl Lab {
             Told::Signed(command) => Request::Enqueue { command },
             other => panic!("{other:?}"),
         }
-    }
-
-    fn say_to<A: serde::de::DeserializeOwned>(
-        &self,
-        socket: &Path,
-        request: &impl serde::Serialize,
-    ) -> Option<A> {
-        let mut stream = UnixStream::connect(socket).ok()?;
-        stream.set_read_timeout(Some(PATIENCE)).ok()?;
-        let mut line = serde_json::to_vec(request).expect("a request");
-        line.push(b'\n');
-        stream.write_all(&line).ok()?;
-        let mut answer = String::new();
-        BufReader::new(stream).read_line(&mut answer).ok()?;
-        serde_json::from_str(&answer).ok()
     }
 
     pub fn ask(&self, request: &Request) -> Response {

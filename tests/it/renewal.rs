@@ -8,22 +8,15 @@ use bcd::gateway::worker::{Order, Told};
 use bcd::model::ServerTime;
 use serde_json::{Value, json};
 
-use crate::lab::{Lab, shown, until};
+use crate::lab::{Lab, until};
 
 /// A lab whose certificates hold this long, with a joined node that is not running.
 fn short_lived(life: &str) -> Lab {
     let mut lab = Lab::new();
     lab.kill_gateway();
     lab.start_gateway_with(None, &["--certificate-life", life]);
-    let ticket = lab.ticket(1);
-    let joined = lab.join(&ticket);
-    assert!(joined.status.success(), "{}", shown(&joined));
+    lab.join_with_a_ticket();
     lab
-}
-
-fn status(lab: &Lab) -> Option<Value> {
-    let status = lab.bcd(&["status", "--json"], None).output().expect("bcd starts");
-    serde_json::from_slice(&status.stdout).ok()
 }
 
 fn keys(lab: &Lab) -> BTreeSet<String> {
@@ -34,14 +27,14 @@ fn keys(lab: &Lab) -> BTreeSet<String> {
 /// Waits until the session is one of another certificate's than the key of that fingerprint; the key it has now.
 fn renewed_from(lab: &Lab, before: &str) -> String {
     until(&format!("a renewal\n{}", lab.logs()), || {
-        let now = status(lab)?;
+        let now = lab.status()?;
         let key = now["node"]["fingerprint"].as_str()?.to_owned();
         (key != before).then_some(key)
     })
 }
 
 fn epoch(lab: &Lab) -> Option<u64> {
-    status(lab)?["session"]["live"]["epoch"].as_u64()
+    lab.status()?["session"]["live"]["epoch"].as_u64()
 }
 
 #[test]
@@ -50,7 +43,7 @@ fn a_node_renews_its_certificate_again_and_again_and_its_programs_see_nothing_of
     lab.start_node(None);
     let first = until("a session", || {
         epoch(&lab)?;
-        Some(status(&lab)?["node"]["fingerprint"].as_str()?.to_owned())
+        Some(lab.status()?["node"]["fingerprint"].as_str()?.to_owned())
     });
     let program = lab.enqueue_program("long", "; sleep 12");
     let second = renewed_from(&lab, &first);
@@ -64,7 +57,7 @@ fn a_node_renews_its_certificate_again_and_again_and_its_programs_see_nothing_of
     // Each session gave way to the next: the node was never disconnected, and never dialed after a failure.
     let events: Vec<String> = lab.events().into_iter().map(|event| event.kind).collect();
     assert!(!events.iter().any(|kind| kind == "node.disconnected"), "{events:?}\n{}", lab.logs());
-    let now = status(&lab).expect("a daemon");
+    let now = lab.status().expect("a daemon");
     assert_eq!((&now["session"]["last_end"], &now["session"]["attempt"]), (&Value::Null, &0.into()), "{now}");
     assert!(lab.node().terminate().success());
 }
@@ -76,7 +69,7 @@ fn a_gateway_that_does_not_renew_costs_no_session_and_the_status_says_how_long_t
     until("a session", || epoch(&lab));
     lab.kill_gateway();
     let low = until("the condition", || {
-        let conditions = status(&lab)?["conditions"].as_array()?.clone();
+        let conditions = lab.status()?["conditions"].as_array()?.clone();
         conditions.into_iter().find(|condition| condition["token"] == "identity-expiring")
     });
     assert!(low["detail"].as_str().expect("text").contains("has not been renewed"), "{low}");
@@ -91,7 +84,7 @@ fn a_lost_journal_has_a_birth_again_after_one_answer_and_takes_programs() {
     let mut lab = short_lived("24h");
     lab.lose_journal();
     lab.start_node(None);
-    until("a birth", || status(&lab)?["journal"]["birth"].as_str().map(drop));
+    until("a birth", || lab.status()?["journal"]["birth"].as_str().map(drop));
     let program = lab.enqueue_program("one", "");
     assert_eq!(lab.ended(&program).state, "succeeded", "{}", lab.logs());
     assert_eq!(lab.runs("one"), 1);
@@ -107,7 +100,7 @@ fn a_newer_trust_bundle_comes_in_a_session_and_its_gateways_are_dialed_next() {
     let mut lab = short_lived("24h");
     lab.start_node(None);
     let first =
-        until("a session", || status(&lab)?["session"]["live"]["gateway_id"].as_str().map(str::to_owned));
+        until("a session", || lab.status()?["session"]["live"]["gateway_id"].as_str().map(str::to_owned));
     let before = std::fs::read(lab.path("node/identity.json")).expect("an identity");
     let _second = lab.gateway_beside("second", &[]);
     let taken = until("the event", || told(&lab, "trust-bundle.taken"));
@@ -116,7 +109,7 @@ fn a_newer_trust_bundle_comes_in_a_session_and_its_gateways_are_dialed_next() {
     assert_eq!(epoch(&lab), Some(1), "the session went on\n{}", lab.logs());
     lab.kill_gateway();
     until("a session with the second gateway", || {
-        let gateway = status(&lab)?["session"]["live"]["gateway_id"].as_str()?.to_owned();
+        let gateway = lab.status()?["session"]["live"]["gateway_id"].as_str()?.to_owned();
         (gateway != first).then_some(())
     });
     assert_eq!(told_at(&lab, "second", "trust-bundle-refused"), 0);
@@ -143,7 +136,7 @@ fn a_certificate_that_the_join_service_has_revoked_is_never_used_again() {
     lab.ask(&Request::Revoke { node: node.clone(), revocation: Some(revocation) });
     let revoked = |lab: &Lab| {
         until("the end of the session", || {
-            let now = status(lab)?;
+            let now = lab.status()?;
             let end = now["session"]["last_end"].clone();
             let local = end["kind"] == "local" && end["reason"] == "certificate-revoked";
             (local && now["session"]["live"].is_null()).then_some(end)
@@ -194,13 +187,13 @@ fn a_gateway_that_lies_about_the_time_is_not_believed_after_the_renewal_either()
     lab.kill_gateway();
     lab.start_gateway_with(None, &["--welcome-behind", "1h"]);
     lab.start_node(None);
-    let first = until("a status", || Some(status(&lab)?["node"]["fingerprint"].clone()));
+    let first = until("a status", || Some(lab.status()?["node"]["fingerprint"].clone()));
     until("a renewal for the doubt", || {
         let log = std::fs::read_to_string(lab.path("node.log")).ok()?;
         (log.contains("why=Doubt") && log.contains("the certificate is renewed")).then_some(())
     });
     let end = until("the refusal after it", || {
-        let now = status(&lab)?;
+        let now = lab.status()?;
         let renewed = now["node"]["fingerprint"] != first;
         let end = now["session"]["last_end"]["reason"].as_str()? == "time-backwards";
         (renewed && end).then(|| now["session"]["live"].clone())

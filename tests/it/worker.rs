@@ -1,27 +1,22 @@
 //! The worker's process, beside a gateway and apart from it.
 
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use bcd::gateway::worker::{Draft, Order, Told};
 use bcd::model::NodeId;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::json;
 use serde_json::value::RawValue;
 
-use crate::lab::{Lab, until, workers_of};
+use crate::lab::{Lab, say_to, until, workers_of};
 
-fn said(socket: &Path, line: &str) -> Told {
-    let mut stream = UnixStream::connect(socket).expect("a worker listens");
-    stream.write_all(format!("{line}\n").as_bytes()).expect("written");
-    let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer).expect("answered");
-    serde_json::from_str(&answer).expect("an answer")
+fn said(socket: &Path, request: &impl serde::Serialize) -> Told {
+    say_to(socket, request).expect("the worker answers")
 }
 
-fn order() -> String {
+fn order() -> Order {
     let draft = Draft {
         node: NodeId::new("n-1").expect("an id"),
         kind: "node.probe".into(),
@@ -29,7 +24,7 @@ fn order() -> String {
         ttl_s: 60,
         id: None,
     };
-    serde_json::to_string(&Order::Command(draft)).expect("JSON")
+    Order::Command(draft)
 }
 
 #[test]
@@ -39,7 +34,7 @@ fn what_only_the_operator_may_order_is_no_request_where_gateways_ask() {
     assert!(matches!(said(&worker.join("operator.sock"), &order()), Told::Signed(_)));
     let refused = said(&worker.join("relay.sock"), &order());
     assert!(matches!(&refused, Told::Failed(why) if why.contains("not a request")), "{refused:?}");
-    let garbage = said(&worker.join("operator.sock"), "{\"ticket\":1}");
+    let garbage = said(&worker.join("operator.sock"), &json!({ "ticket": 1 }));
     assert!(matches!(&garbage, Told::Failed(why) if why.contains("not a request")), "{garbage:?}");
     for socket in ["operator.sock", "relay.sock"] {
         let mode = std::fs::metadata(worker.join(socket)).expect("there").permissions().mode();
@@ -65,9 +60,7 @@ fn a_killed_worker_is_started_again_and_its_gateway_goes_on() {
 fn a_worker_apart_serves_its_gateways_and_none_of_them_holds_a_key() {
     let mut lab = Lab::apart();
     lab.start_gateway_with(None, &["--worker", &lab.path("worker").to_string_lossy()]);
-    let ticket = lab.ticket(1);
-    let joined = lab.join(&ticket);
-    assert!(joined.status.success(), "{joined:?}");
+    lab.join_with_a_ticket();
     lab.start_node(None);
     lab.probe();
     let gateway = lab.gateway.as_ref().expect("it runs").id();

@@ -83,12 +83,9 @@ impl Machine {
     fn options(&self, mode: Mode) -> Options {
         let n = self.incarnations.fetch_add(1, Ordering::Relaxed);
         Options {
-            state: self.state(),
-            node_id: NodeId::new("n-1").expect("an id"),
             incarnation: Incarnation::new(format!("i-{n}")).expect("an id"),
             boot_id: self.boot_id(),
-            wal_bytes: 64 << 10,
-            mode,
+            ..Options::of_a_test(self.state(), mode)
         }
     }
 

@@ -7,7 +7,7 @@ use super::*;
 use crate::clock::TokioClock;
 use crate::identity::tests::{Fixture, joined};
 use crate::journal::{At, Faults, Locked, Mode, Options};
-use crate::model::{BootId, JournalId, NodeId};
+use crate::model::JournalId;
 use crate::ports::{ByteStream, ConnectError};
 use crate::wire::link::Validity;
 
@@ -41,14 +41,7 @@ struct Node {
 fn node(mark: Option<ServerTime>, signed: Option<ServerTime>) -> Node {
     let fixture = joined();
     let faults = Faults::default();
-    let options = Options {
-        state: fixture.state(),
-        node_id: NodeId::new("n-1").unwrap(),
-        incarnation: Incarnation::new("i-1").unwrap(),
-        boot_id: BootId::new("b-1").unwrap(),
-        wal_bytes: 64 << 10,
-        mode: Mode::Inline,
-    };
+    let options = Options::of_a_test(fixture.state(), Mode::Inline);
     let locked = Locked::open(options, JournalId::new("j-1").unwrap()).unwrap().with_faults(faults.clone());
     let (journal, _) = locked.recover(None).unwrap();
     let mut held = fixture.load().unwrap();

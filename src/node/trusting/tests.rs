@@ -2,7 +2,7 @@ use super::*;
 use crate::clock::TokioClock;
 use crate::identity::tests::{Fixture, joined};
 use crate::journal::{Locked, Mode, Options};
-use crate::model::{BootId, Incarnation, JournalId, NodeId, ServerTime};
+use crate::model::{JournalId, ServerTime};
 use crate::wire::dsse::Signature;
 
 struct Node {
@@ -14,14 +14,7 @@ struct Node {
 
 fn node() -> Node {
     let fixture = joined();
-    let options = Options {
-        state: fixture.state(),
-        node_id: NodeId::new("n-1").unwrap(),
-        incarnation: Incarnation::new("i-1").unwrap(),
-        boot_id: BootId::new("b-1").unwrap(),
-        wal_bytes: 64 << 10,
-        mode: Mode::Inline,
-    };
+    let options = Options::of_a_test(fixture.state(), Mode::Inline);
     let (journal, _) = Locked::open(options, JournalId::new("j-1").unwrap()).unwrap().recover(None).unwrap();
     let replaced = Arc::new(Notify::new());
     let trusting = Trusting {
