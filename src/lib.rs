@@ -22,6 +22,7 @@ pub mod node;
 pub mod state_dir;
 pub mod status;
 pub mod systemd;
+pub mod waits;
 
 pub mod session;
 

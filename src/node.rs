@@ -8,6 +8,7 @@
 mod metrics;
 mod renewal;
 mod renewing;
+mod reporting;
 mod trusting;
 mod waiting;
 
@@ -37,10 +38,9 @@ use crate::ports::{Connect, Reboot};
 use crate::session::{
     self, HelloFacts, Renewals, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox,
 };
-use crate::status::report::{self, Certificate, Report};
-use crate::status::socket::{Question, Socket};
+use crate::status::socket::Socket;
 use crate::systemd::Notifier;
-use crate::upkeep::{self, Conditions, Floors, FloorsError, Upkeep, failed_sync};
+use crate::upkeep::{Conditions, Floors, FloorsError, Upkeep, failed_sync};
 use crate::wire::dsse::{Audience, CommandRoots, Policy};
 use crate::wire::frames::Notice;
 use crate::wire::grpc::GrpcDialer;
@@ -49,6 +49,7 @@ use crate::wire::tls::{self, Roots};
 use crate::wire::version::Range;
 use renewal::{Renewal, Tell};
 use renewing::Renewing;
+use reporting::{Reporter, answer};
 use trusting::Trusting;
 pub use waiting::build as build_when_the_disk_allows;
 
@@ -542,17 +543,6 @@ async fn overdue(mut stop: watch::Receiver<bool>) {
     tokio::time::sleep(STOP).await;
 }
 
-async fn answer(socket: Option<Socket>, reporter: Arc<Reporter>) {
-    let answer = move |question| -> BoxFuture<'static, Vec<u8>> {
-        let reporter = Arc::clone(&reporter);
-        Box::pin(async move { reporter.answer(question).await })
-    };
-    match socket {
-        Some(socket) => socket.serve(answer).await,
-        None => std::future::pending().await,
-    }
-}
-
 /// Resolves when the process is to end because of its journal.
 async fn fatal(journal: Journal, run: Option<PathBuf>, boot: BootId) -> Failed {
     let failed = journal.failed().await;
@@ -563,69 +553,4 @@ async fn fatal(journal: Journal, run: Option<PathBuf>, boot: BootId) -> Failed {
         std::future::pending::<()>().await;
     }
     failed
-}
-
-/// A document, or an object that says why there is none.
-fn answered(found: &Result<impl serde::Serialize, WriteError>) -> serde_json::Result<Vec<u8>> {
-    match found {
-        Ok(document) => serde_json::to_vec(document),
-        Err(error) => serde_json::to_vec(&serde_json::json!({ "error": error.to_string() })),
-    }
-}
-
-/// What the status socket is answered from.
-struct Reporter {
-    conditions: Conditions,
-    identity: watch::Receiver<Identity>,
-    join_again: String,
-    incarnation: Incarnation,
-    journal: Journal,
-    working: WorkingClock,
-    lanes: Lanes,
-    session: watch::Receiver<SessionStatus>,
-}
-
-impl Reporter {
-    async fn answer(&self, question: Question) -> Vec<u8> {
-        let document = match question {
-            Question::Status => serde_json::to_vec(&self.report().await),
-            Question::Journal => answered(&self.journal.snapshot().await),
-            Question::Check => answered(&self.journal.check().await),
-            Question::Export(cursor) => match self.journal.export(cursor).await {
-                Ok(page) => {
-                    let next = page.next.map(|next| next.to_string());
-                    Ok(format!("{}\n{}", serde_json::json!({ "next": next }), page.lines).into_bytes())
-                }
-                error => answered(&error.map(drop)),
-            },
-        };
-        // An empty answer is "did not answer" to whoever asked.
-        document.unwrap_or_default()
-    }
-
-    async fn report(&self) -> Report {
-        let journal = self.journal.snapshot().await.map(|snapshot| report::Journal::of(&snapshot));
-        let server_time = self.working.now();
-        let (node, validity) = {
-            let identity = self.identity.borrow();
-            (report::Node::of(&identity), identity.leaf.validity)
-        };
-        let certificate = Certificate::at(validity, server_time);
-        upkeep::observe(&self.conditions, &self.journal, &self.working, validity, &self.join_again);
-        Report {
-            schema: report::SCHEMA,
-            version: env!("CARGO_PKG_VERSION").into(),
-            pid: std::process::id(),
-            incarnation: self.incarnation.clone(),
-            boot_ms: u64::try_from(self.working.clock().boot().as_millis()).unwrap_or(u64::MAX),
-            server_time,
-            node,
-            session: self.session.borrow().clone(),
-            lanes: self.lanes.free(),
-            running: self.lanes.running_ids(),
-            conditions: self.conditions.all(),
-            journal: journal.ok(),
-            certificate,
-        }
-    }
 }

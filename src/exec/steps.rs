@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::sync::{OwnedSemaphorePermit, RwLockReadGuard};
-use tokio::time;
 
 use super::cancel::{Cancellable, Cancelled};
 use super::lanes::Closed;
@@ -22,23 +21,15 @@ use crate::journal::begun::{Record, Starter};
 use crate::journal::{Accepted, Begun, BegunError, Durable, Running, WriteError};
 use crate::model::{AnswerState, Args, CommandId, Effect, Outcome, Reason, Terminal};
 use crate::session::outbox::Outgoing;
+use crate::waits::Waits;
 
 /// First wait before a step is written again.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 /// Longest wait: a disk that has room again is found soon.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
-struct Waits(Duration);
-
-impl Waits {
-    fn new() -> Self {
-        Self(FIRST_WAIT)
-    }
-
-    async fn next(&mut self) {
-        time::sleep(self.0).await;
-        self.0 = (self.0 * 2).min(LONGEST_WAIT);
-    }
+fn waits() -> Waits {
+    Waits::new(FIRST_WAIT, LONGEST_WAIT)
 }
 
 /// Starts an accepted command, or ends it where it was cancelled before.
@@ -49,7 +40,7 @@ pub(super) async fn from_accepted(
     between_steps: RwLockReadGuard<'_, ()>,
 ) {
     let (_closed, between_steps) = ready(shared, &accepted, &mut cancellable.cancelled, between_steps).await;
-    let mut waits = Waits::new();
+    let mut waits = self::waits();
     let running = loop {
         if cancellable.cancelled.is_requested() {
             return cancel_accepted(shared, accepted).await;
@@ -136,7 +127,7 @@ async fn begin(
     mut running: Durable<Running>,
     cancelled: &mut Cancelled,
 ) -> (Durable<Running>, Begin) {
-    let mut waits = Waits::new();
+    let mut waits = self::waits();
     loop {
         if cancelled.is_requested() {
             let outcome = cancelled_before_effect(shared, &running);
@@ -285,7 +276,7 @@ pub(super) async fn from_attached(shared: &Shared, mut attached: Attached) {
     let mut outcome = program.ended(&mut attached.cancellable.cancelled).await;
     failpoint::hit(failpoint::EFFECT_ENDED);
     let _between_steps = shared.steps.read().await;
-    let mut waits = Waits::new();
+    let mut waits = self::waits();
     loop {
         match shared.parts.journal.finish_reattached(&attached.reattached, outcome).await {
             Ok(done) => {
@@ -305,7 +296,7 @@ pub(super) async fn from_attached(shared: &Shared, mut attached: Attached) {
 
 async fn finish(shared: &Shared, mut running: Durable<Running>, mut outcome: Outcome) {
     let _between_steps = shared.steps.read().await;
-    let mut waits = Waits::new();
+    let mut waits = self::waits();
     loop {
         match shared.parts.journal.finish(running, outcome).await {
             Ok(done) => {
@@ -324,7 +315,7 @@ async fn finish(shared: &Shared, mut running: Durable<Running>, mut outcome: Out
 }
 
 async fn cancel_accepted(shared: &Shared, mut accepted: Durable<Accepted>) {
-    let mut waits = Waits::new();
+    let mut waits = self::waits();
     let mut outcome = Outcome {
         attempt: accepted.attempt,
         finished: shared.parts.working.now(),
@@ -359,7 +350,7 @@ pub(super) async fn cancel_left(shared: &Shared, id: &CommandId, turn: OwnedSema
         return tracing::warn!(%id, "a cancellation is not tried again: it is already, or too many are");
     };
     drop(turn);
-    let mut waits = Waits::new();
+    let mut waits = self::waits();
     while !shared.parts.lanes.stopping() {
         waits.next().await;
         match try_cancel_left(shared, id).await {

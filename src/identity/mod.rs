@@ -159,7 +159,7 @@ impl Identity {
 
 fn assemble(stored: StoredIdentity, key: &NodeKey, path: PathBuf) -> Result<Identity, LoadError> {
     let contradiction = |what| LoadError::Contradiction { path: path.clone(), what };
-    let chain: Vec<_> = stored.chain.into_iter().map(|der| CertificateDer::from(der.0.to_vec())).collect();
+    let chain: Vec<_> = stored.chain.iter().map(|der| CertificateDer::from(der.0.to_vec())).collect();
     let first = chain.first().ok_or_else(|| contradiction("the empty chain"))?;
     let leaf = match Leaf::read(first) {
         Ok(leaf) => leaf,
@@ -188,8 +188,7 @@ fn assemble(stored: StoredIdentity, key: &NodeKey, path: PathBuf) -> Result<Iden
             .map_err(|_| contradiction("the revocation"))?
             .names(&leaf.serial),
     };
-    let trust = Trust::verify(stored.trust_bundle, &stored.join_signing_key, &stored.trust_domain)
-        .map_err(|source| LoadError::Trust { path, source })?;
+    let trust = stored.trust().map_err(|source| LoadError::Trust { path, source })?;
     Ok(Identity {
         node_id: stored.node_id,
         generation: stored.generation,

@@ -264,7 +264,7 @@ pub fn accept_renewal(
         Err(_) => Trust::clone(&held.trust),
     };
     chains_to(&accepted.chain, &accepted.trust.bundle.node_roots, accepted.server_time)
-        .map_err(|error: CertificateError| AnswerError::Certificate(error))?;
+        .map_err(AnswerError::Certificate)?;
     Ok(accepted)
 }
 

@@ -14,6 +14,7 @@ use crate::identity::renew::{KeepError, keep_bundle, keep_revocation, take_newer
 use crate::journal::Journal;
 use crate::model::{EventType, NewEvent};
 use crate::session::WorkingClock;
+use crate::waits::Waits;
 use crate::wire::bundle::{BundleError, Trust};
 use crate::wire::dsse::{Audience, Envelope};
 use crate::wire::frames::Notice;
@@ -93,7 +94,7 @@ impl Trusting {
             return;
         }
         tracing::error!(serial, "the certificate of this node is revoked and is not used again");
-        let mut pause = KEEP_AGAIN;
+        let mut waits = Waits::new(KEEP_AGAIN, KEEP_AT_LAST);
         loop {
             let (state, held, envelope) = (self.state.clone(), held.clone(), envelope.clone());
             let kept = blocking::run(move || keep_revocation(&state, &held, envelope)).await;
@@ -102,9 +103,8 @@ impl Trusting {
                 // It is another identity's turn: that one is looked at, and this one is not used again.
                 Err(Some(KeepError::Replaced)) => return self.replaced.notify_one(),
                 // The worker says it once. A full disk, or a renewal that has the directory, lets go of it some time.
-                Err(_) => tokio::time::sleep(pause).await,
+                Err(_) => waits.next().await,
             }
-            pause = (pause * 2).min(KEEP_AT_LAST);
         }
         // Before the event, which waits for a journal.
         self.replaced.notify_one();

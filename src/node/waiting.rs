@@ -29,6 +29,7 @@ use crate::status::report::{self, Certificate, Report};
 use crate::status::socket::{Question, Socket};
 use crate::systemd::Notifier;
 use crate::upkeep::{Conditions, failed_sync};
+use crate::waits::Waits;
 
 /// Between two tries: each reads the whole journal.
 const FIRST: Duration = Duration::from_secs(1);
@@ -57,11 +58,11 @@ pub async fn build(
     waiting.look(&held);
     let socket = bind_status_socket(options.run_dir.as_deref());
     let tries = async {
-        let mut pause = FIRST;
+        let mut waits = Waits::new(FIRST, LONGEST);
         while !held.for_good {
+            let pause = waits.take();
             waiting.next_try(pause);
             tokio::time::sleep(pause).await;
-            pause = LONGEST.min(pause * 2);
             held = match attempt(&mut options).await {
                 Ok(node) => return Ok(Some(node)),
                 Err(error) => Held::by(error, &options).await?,

@@ -18,6 +18,7 @@ const AGENT: &[&str] = &[
     "node",
     "status",
     "systemd",
+    "waits",
 ];
 
 /// Functions of their arguments: no clock, no I/O, no randomness of their own.

@@ -30,7 +30,7 @@ struct Node {
 fn lab() -> Lab {
     let dir = tempfile::tempdir().unwrap();
     let options = Options {
-        state: dir.path().to_owned(),
+        state: dir.path().join("worker"),
         trust_domain: "lab.example".into(),
         certificate_life: 24 * HOUR,
     };

@@ -5,6 +5,7 @@ use rand::SeedableRng;
 
 use super::*;
 use crate::wire::frames::Ack;
+use crate::wire::version::Range;
 
 mod moving;
 
