@@ -240,23 +240,27 @@ impl Lab {
 
     /// Kills it; its worker's end follows.
     pub fn kill_gateway(&mut self) {
-        let workers = self.gateway.as_ref().map(|gateway| workers_of(gateway.id())).unwrap_or_default();
         self.gateway = None;
-        // A dead process that nobody has reaped yet has no command line.
-        let gone =
-            |pid: &i32| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.is_empty());
-        until("the worker's end", || {
-            workers.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists() || gone(pid)).then_some(())
-        });
+        self.await_worker_end();
+    }
+
+    /// A worker that belongs to a gateway closes its files once that is dead: whoever reads them waits for it.
+    fn await_worker_end(&self) {
+        let lock = std::fs::File::open(self.path("gateway/worker/lock"));
+        if let (None, Ok(lock)) = (&self.worker, lock) {
+            until("the worker's end", || lock.try_lock().ok());
+        }
     }
 
     /// Keeps the files of a gateway that does not run, for [`Lab::restore_gateway`].
     pub fn keep_gateway(&self) {
+        self.await_worker_end();
         copy(&self.path("gateway"), &self.path("gateway.kept"));
     }
 
     /// Puts the kept files back in place of the present ones.
     pub fn restore_gateway(&self) {
+        self.await_worker_end();
         std::fs::remove_dir_all(self.path("gateway")).expect("the gateway's directory");
         copy(&self.path("gateway.kept"), &self.path("gateway"));
     }
@@ -264,6 +268,7 @@ impl Lab {
     /// What a gateway that does not run has stored of a command, read from a copy: its own start finds its files
     /// as its death left them.
     pub fn stored_state(&self, id: &CommandId) -> String {
+        self.await_worker_end();
         let read = self.path("gateway.read");
         let _ = std::fs::remove_dir_all(&read);
         copy(&self.path("gateway"), &read);

@@ -41,7 +41,7 @@ pub use serve::{ServeError, run};
 use ticket::{Grant, Ticket};
 
 use super::body::{self, CancelBody, CommandBody};
-use super::state_dir::{StateError, make_closed};
+use super::state_dir::{Held, StateError};
 use crate::model::limits::{COMMAND_BODY_BYTES, ID_BYTES, JOIN_FACTS};
 use crate::model::{CommandId, Digest, NodeId, Reason, Role, ServerTime};
 use crate::wire::bundle::{LIST, TrustBundle};
@@ -125,6 +125,8 @@ pub struct Worker {
     rng: Mutex<StdRng>,
     enrolment: Mutex<Enrolment>,
     challenges: Mutex<Challenges>,
+    /// Dropped last: another worker finds the files closed.
+    held: Held,
 }
 
 impl std::fmt::Debug for Worker {
@@ -134,13 +136,13 @@ impl std::fmt::Debug for Worker {
 }
 
 impl Worker {
-    /// Opens or makes a worker's directory. Blocks.
+    /// Opens or makes a worker's directory, which it has to itself. Blocks.
     ///
     /// # Errors
-    /// See [`WorkerError`].
+    /// See [`WorkerError`]; [`StateError::Held`] while another worker has the directory.
     pub fn open(options: &Options, now: ServerTime) -> Result<Self, WorkerError> {
         let dir: &Path = &options.state;
-        make_closed(dir)?;
+        let held = Held::take(dir)?;
         let ca = Ca::open(&dir.join("ca"), now)?;
         let keys = Keys::open(dir, now)?;
         let path = dir.join("worker.db");
@@ -153,6 +155,7 @@ impl Worker {
             rng: Mutex::new(StdRng::from_os_rng()),
             enrolment: Mutex::new(enrolment),
             challenges: Mutex::default(),
+            held,
         })
     }
 

@@ -12,7 +12,7 @@ use super::{Ask, Options, Order, Told, Worker, WorkerError};
 use crate::blocking;
 use crate::clock::Clock;
 use crate::gateway::lines;
-use crate::gateway::state_dir::{Held, StateError};
+use crate::gateway::state_dir::StateError;
 use crate::gateway::task::Task;
 use crate::model::ServerTime;
 
@@ -26,10 +26,7 @@ const STAND_BY: Duration = Duration::from_millis(50);
 /// Why a worker does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Its directory.
-    #[error(transparent)]
-    State(#[from] StateError),
-    /// What lies in it.
+    /// Its directory, and what lies in it.
     #[error(transparent)]
     Worker(#[from] WorkerError),
     /// A socket.
@@ -48,15 +45,14 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let mut stop = std::pin::pin!(stop);
-    let held = tokio::select! {
+    let worker = tokio::select! {
         biased;
         () = &mut stop => return Ok(()),
-        held = take(options.state.clone()) => held?,
+        worker = open(&options, &clock) => Arc::new(worker?),
     };
-    let (open, now) = (options.clone(), ServerTime(clock.wall_ms()));
-    let worker = Arc::new(blocking::run_or_unwind(move || Worker::open(&open, now)).await?);
-    let listen =
-        |name: &str| held.socket(name).map_err(|error| ServeError::Socket(options.state.join(name), error));
+    let listen = |name: &str| {
+        worker.held.socket(name).map_err(|error| ServeError::Socket(options.state.join(name), error))
+    };
     let (relay, operator) = (listen(RELAY_SOCKET)?, listen(OPERATOR_SOCKET)?);
     let relaying = Task::spawn(hear::<Ask>(relay, (worker.clone(), clock.clone()), Worker::answer));
     let ordering = Task::spawn(hear::<Order>(operator, (worker, clock), Worker::obey));
@@ -84,19 +80,20 @@ async fn hear<Q: DeserializeOwned + Send + 'static>(
     .await;
 }
 
-/// Takes the directory, when whoever has it lets it go.
-async fn take(dir: PathBuf) -> Result<Held, StateError> {
+/// Opens the worker, when whoever has its directory lets it go.
+async fn open(options: &Options, clock: &Arc<dyn Clock>) -> Result<Worker, WorkerError> {
     let mut told = false;
     loop {
-        let path = dir.clone();
-        match blocking::run_or_unwind(move || Held::take(&path)).await {
-            Err(StateError::Held(_)) => {
+        let (options, now) = (options.clone(), ServerTime(clock.wall_ms()));
+        let dir = options.state.clone();
+        match blocking::run_or_unwind(move || Worker::open(&options, now)).await {
+            Err(WorkerError::Directory(StateError::Held(_))) => {
                 if !std::mem::replace(&mut told, true) {
                     tracing::info!(dir = %dir.display(), "another worker serves the directory; standing by");
                 }
                 tokio::time::sleep(STAND_BY).await;
             }
-            held => return held,
+            opened => return opened,
         }
     }
 }
