@@ -100,12 +100,15 @@ pub async fn run(state: &Path, rounds: usize) -> Result<Vec<Figure>, SessionBenc
     running.abort();
     // The first round warms up both.
     let part = |what, mut values: Vec<f64>| Part::new(what, "us", values.split_off(1));
-    Ok(vec![Figure::new(
-        "command round trip",
-        part("p50, frame of a node.probe written to frame of its result read", ours),
-        part("p50, empty call on the same connection and three raw syncs", floor),
-        Aim::AtMost(2.0),
-    )])
+    Ok(vec![
+        Figure::new(
+            "command round trip",
+            part("p50, frame of a node.probe written to frame of its result read", ours),
+            part("p50, empty call on the same connection and three raw syncs", floor),
+            Aim::AtMost(2.0),
+        )
+        .without_margin(),
+    ])
 }
 
 async fn within<T>(time: Duration, work: impl Future<Output = T>) -> Result<T, SessionBenchError> {
