@@ -9,7 +9,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rustc-env=BCD_BUILD_TIME_S={}", build_time_s()?);
     let files = ["proto/bcd/v1/services.proto"];
     let descriptors = protox::compile(files, ["proto"])?;
-    tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
+    tonic_prost_build::configure()
+        .bytes(".")
+        .codec_path("crate::wire::codec::FrameCodec")
+        .compile_fds(descriptors)?;
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 //! Only [`grpc`] and the gateway name a transport; everything else sees a [`link::Link`].
 
 pub mod bundle;
+pub mod codec;
 #[cfg(all(test, feature = "fakehw"))]
 mod contract;
 pub mod der;

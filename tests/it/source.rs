@@ -44,6 +44,13 @@ impl Code {
     }
 }
 
+/// The text of every Rust file below `src/` and `tests/`, tests and all.
+pub fn everything() -> String {
+    let mut files = Vec::new();
+    ["src", "tests"].iter().for_each(|folder| walk(&root().join(folder), &mut files));
+    files.iter().map(|path| std::fs::read_to_string(path).expect("a readable source file")).collect()
+}
+
 /// Every Rust file below `src/`.
 pub fn code() -> Vec<Code> {
     let src = root().join("src");
