@@ -116,11 +116,12 @@ fn the_tail_reaches_into_the_file_before() {
 
 /// A journal whose ends make lines, in the log's state directory.
 fn journal(log: &AuditLog) -> Journal {
-    std::fs::create_dir(&log.state).unwrap();
-    std::fs::set_permissions(&log.state, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    std::fs::create_dir(&log.state).expect("a directory");
+    std::fs::set_permissions(&log.state, std::os::unix::fs::PermissionsExt::from_mode(0o700))
+        .expect("a mode");
     let options = Options::of_a_test(log.state.clone(), Mode::Inline);
-    let locked = Locked::open(options, JournalId::new("j-1").unwrap()).unwrap();
-    locked.with_audit(true).recover(None).unwrap().0
+    let locked = Locked::open(options, JournalId::new("j-1").expect("an id")).expect("opened");
+    locked.with_audit(true).recover(None).expect("recovered").0
 }
 
 /// A command that is rejected at once.
@@ -131,8 +132,8 @@ async fn reject(journal: &Journal, id: &str) {
     );
     let envelope =
         Envelope { payload_type: COMMAND_TYPE.into(), payload: payload.into(), signatures: Vec::new() };
-    let audience = Audience { trust_domain: "lab".into(), node_id: NodeId::new("n-1").unwrap() };
-    let command = verify_command(&envelope, &audience, &Policy::None.into()).unwrap();
+    let audience = Audience { trust_domain: "lab".into(), node_id: NodeId::new("n-1").expect("an id") };
+    let command = verify_command(&envelope, &audience, &Policy::None.into()).expect("verified");
     let context = Context {
         upgrade_only: false,
         role: Role::Host,
@@ -144,12 +145,13 @@ async fn reject(journal: &Journal, id: &str) {
         stopping: false,
         held: false,
     };
-    journal.admit(command, context).await.unwrap();
+    journal.admit(command, context).await.expect("written");
 }
 
 fn ids(log: &AuditLog) -> Vec<String> {
     let id = |line: &str| {
-        serde_json::from_str::<serde_json::Value>(line).unwrap()["id"].as_str().unwrap().to_owned()
+        let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        line["id"].as_str().expect("an id").to_owned()
     };
     text(log, "audit.log").lines().map(id).collect()
 }
