@@ -57,6 +57,8 @@ pub struct Context {
     pub credit: bool,
     /// The daemon is stopping.
     pub stopping: bool,
+    /// The operator holds the node (`bcd hold`).
+    pub held: bool,
 }
 
 /// What the journal knows, gathered by its writer in the same job that writes the answer.
@@ -203,6 +205,7 @@ fn steps_4_to_8(command: &Command, context: &Context, facts: &JournalFacts) -> R
     }
     let hindrances = [
         context.stopping.then_some(Reason::Stopping),
+        context.held.then_some(Reason::Held),
         no_room(facts),
         (!context.credit).then_some(Reason::Credits),
     ];

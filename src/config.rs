@@ -18,6 +18,7 @@ pub use keys::{KEYS, Key};
 
 use crate::journal::{self, EventLimits, Limits};
 use crate::model::Exit;
+use crate::upkeep::Retention;
 use crate::wire::dsse::Policy;
 use crate::wire::link::Endpoint;
 
@@ -45,6 +46,8 @@ pub struct Config {
     pub denied: Arc<BTreeSet<String>>,
     /// How many events may wait for their ack.
     pub event_limits: EventLimits,
+    /// How much of audit.log is kept.
+    pub audit: Retention,
     /// Least severe level that is logged.
     pub log_level: tracing::Level,
     /// Form of the log.
@@ -186,6 +189,7 @@ impl Config {
             signatures: Policy::default(),
             denied: Arc::default(),
             event_limits: EventLimits::default(),
+            audit: Retention::default(),
             log_level: tracing::Level::INFO,
             log_format: LogFormat::Auto,
             sources: BTreeMap::new(),
@@ -270,12 +274,21 @@ impl Config {
     pub fn warnings(&self) -> Vec<String> {
         let kinds = crate::model::Kind::ALL.map(crate::model::Kind::name);
         let strange = self.denied.iter().filter(|kind| !kinds.contains(&kind.as_str()));
+        let audit = self.audit.bytes();
+        let large = (audit > self.limits.state_bytes / 2).then(|| {
+            format!(
+                "audit.log and the {} before it may take {audit} bytes, more than half of limits.state_bytes; \
+                 commands get busy when the rest is used up",
+                self.audit.files
+            )
+        });
         strange
             .map(|kind| {
                 let near = nearest(kind, kinds.into_iter());
                 let hint = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
                 format!("kinds.deny names {kind}, a kind that this bcd does not know{hint}")
             })
+            .chain(large)
             .collect()
     }
 }

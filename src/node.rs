@@ -40,7 +40,9 @@ use crate::session::{
 };
 use crate::status::socket::Socket;
 use crate::systemd::Notifier;
-use crate::upkeep::{Conditions, Floors, FloorsError, Upkeep, failed_sync};
+use crate::upkeep::{
+    self, Audit, AuditLog, Conditions, Floors, FloorsError, Held, Hold, Retention, Upkeep, failed_sync,
+};
 use crate::wire::dsse::{Audience, CommandRoots, Policy};
 use crate::wire::frames::Notice;
 use crate::wire::grpc::GrpcDialer;
@@ -85,6 +87,8 @@ pub struct Options {
     pub wal_bytes: u64,
     /// How many events may wait for their ack.
     pub event_limits: EventLimits,
+    /// How much of audit.log is kept; absent: there is none, as in a process of many nodes, which have no operator.
+    pub audit: Option<Retention>,
     /// How the journal's writer runs.
     pub journal: journal::Mode,
     /// What the journal keeps in memory.
@@ -124,6 +128,7 @@ impl Options {
             boot_id,
             wal_bytes: WAL_BYTES,
             event_limits: config.event_limits,
+            audit: Some(config.audit),
             journal: journal::Mode::Thread,
             memory: journal::Memory::HOST,
             reboot,
@@ -201,6 +206,7 @@ pub struct Node {
     reattached: Vec<Durable<Reattached>>,
     working: WorkingClock,
     floors: Floors,
+    held: Option<Held>,
     dialer: Arc<dyn Dialer>,
 }
 
@@ -227,6 +233,7 @@ impl Node {
         )?
         .with_clock(Arc::clone(&options.clock))
         .with_event_limits(options.event_limits)
+        .with_audit(options.audit.is_some())
         .with_limits(options.limits)
         .with_memory(options.memory);
         let facts = locked.facts();
@@ -247,8 +254,9 @@ impl Node {
         if let Some(mark) = time_mark {
             journal.note_time(mark, None);
         }
+        let held = upkeep::hold::at_start(&options.state, &*options.clock);
         let reattached = recovered.reattached;
-        Ok(Self { options, identity, mark, incarnation, journal, reattached, working, floors, dialer })
+        Ok(Self { options, identity, mark, incarnation, journal, reattached, working, floors, held, dialer })
     }
 
     /// Whose node it is.
@@ -261,6 +269,7 @@ impl Node {
         let journal = self.journal.clone();
         let socket = bind_status_socket(self.options.run_dir.as_deref());
         let lanes = Lanes::default();
+        let hold = self.hold(&lanes);
         let (say, status) = watch::channel(SessionStatus::new(self.options.clock.boot()));
         let conditions = Conditions::new(Arc::clone(&self.options.clock));
         let (use_identity, identity) = watch::channel(self.identity.clone());
@@ -272,10 +281,16 @@ impl Node {
         let (notices, noticed) = mpsc::channel(session::NOTICES);
         let trusting = Box::pin(self.trusting(use_identity, noticed, Arc::clone(&replaced)).run());
         let renewing = self.renewing(identity.clone(), status.clone(), replaced);
-        let upkeep = self.upkeep(conditions.clone(), status.clone(), identity.clone()).run();
+        let auditing = auditing(&self.options, &journal);
+        let told = hold.clone();
+        let auditing = async move {
+            told.tell().await;
+            auditing.await;
+        };
+        let upkeep = self.upkeep(conditions.clone(), hold.clone(), status.clone(), identity.clone()).run();
         let notifier = Arc::clone(&self.options.notifier);
         let notified = status.clone();
-        let reporter = Arc::new(self.reporter(lanes.clone(), status, conditions, identity));
+        let reporter = Arc::new(self.reporter(lanes.clone(), hold, status, conditions, identity));
         let fatal = fatal(journal.clone(), self.options.run_dir.clone(), self.options.boot_id.clone());
         let (relayed, relay) = relay(stop, ending.clone());
         let work = self.start(lanes, say, (renewals, notices), roots, relayed.clone());
@@ -287,6 +302,7 @@ impl Node {
             }
             never = relay => match never {},
             () = upkeep => Exit::Failed,
+            () = auditing => Exit::Failed,
             () = renewing => Exit::Failed,
             () = trusting => Exit::Failed,
             () = work => Exit::Done,
@@ -353,9 +369,15 @@ impl Node {
         }
     }
 
+    fn hold(&mut self, lanes: &Lanes) -> Hold {
+        let (state, clock) = (self.options.state.clone(), Arc::clone(&self.options.clock));
+        Hold::new(state, clock, lanes.clone(), self.journal.clone(), self.held.take())
+    }
+
     fn upkeep(
         &self,
         conditions: Conditions,
+        hold: Hold,
         session: watch::Receiver<SessionStatus>,
         identity: watch::Receiver<Identity>,
     ) -> Upkeep {
@@ -366,6 +388,7 @@ impl Node {
             session,
             identity,
             conditions,
+            hold,
             floors: self.floors.clone(),
         }
     }
@@ -373,6 +396,7 @@ impl Node {
     fn reporter(
         &self,
         lanes: Lanes,
+        hold: Hold,
         session: watch::Receiver<SessionStatus>,
         conditions: Conditions,
         identity: watch::Receiver<Identity>,
@@ -385,6 +409,7 @@ impl Node {
             journal: self.journal.clone(),
             working: self.working.clone(),
             lanes,
+            hold,
             session,
         }
     }
@@ -459,6 +484,13 @@ impl Node {
             }
         }
     }
+}
+
+/// Writes audit.log, where there is one.
+fn auditing(options: &Options, journal: &Journal) -> BoxFuture<'static, ()> {
+    let Some(retention) = options.audit else { return Box::pin(std::future::pending()) };
+    let log = AuditLog { state: options.state.clone(), retention };
+    Box::pin(Audit { journal: journal.clone(), log }.run())
 }
 
 fn bind_status_socket(run: Option<&Path>) -> Option<Socket> {

@@ -95,6 +95,16 @@ impl StateError {
         }
     }
 
+    /// Where a directory should be, there is none.
+    pub fn none(path: &Path) -> Self {
+        system("open", path, Errno::NOENT)
+    }
+
+    /// Of an error of a file that this directory gave.
+    pub fn of_io(doing: &'static str, path: &Path, error: &std::io::Error) -> Self {
+        system(doing, path, errno_of(error))
+    }
+
     /// The exit code that it stands for.
     pub fn exit(&self) -> Exit {
         match self {
@@ -204,14 +214,9 @@ impl StateDir {
             Err(Errno::LOOP) => return Err(StateError::Kind { path, wanted: "file" }),
             Err(errno) => return Err(system("open", &path, errno)),
         };
-        let stat = rustix::fs::fstat(&fd).map_err(|errno| system("look at", &path, errno))?;
-        if !FileType::from_raw_mode(stat.st_mode).is_file() {
-            return Err(StateError::Kind { path, wanted: "file" });
-        }
-        private(&path, &stat, 0o600)?;
+        let file = self.checked_file(path.clone(), fd)?;
         let mut bytes = Vec::new();
-        File::from(fd)
-            .take(limit.saturating_add(1))
+        file.take(limit.saturating_add(1))
             .read_to_end(&mut bytes)
             .map_err(|error| system("read", &path, errno_of(&error)))?;
         if bytes.len() as u64 > limit {
@@ -257,6 +262,42 @@ impl StateDir {
         file.sync_all().map_err(|error| system("sync", &path, errno_of(&error)))
     }
 
+    /// Opens a private file to be read and added to, and makes it where it is missing, not durably yet.
+    ///
+    /// # Errors
+    /// See [`StateError`].
+    pub fn open_to_append(&self, name: &str) -> Result<File, StateError> {
+        let path = self.path.join(name);
+        // NONBLOCK: as in `read`.
+        let flags = OFlags::RDWR | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let fd = match rustix::fs::openat(&self.fd, name, flags | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR) {
+            Ok(fd) => fd,
+            Err(Errno::LOOP | Errno::ISDIR) => return Err(StateError::Kind { path, wanted: "file" }),
+            Err(errno) => return Err(system("open", &path, errno)),
+        };
+        self.checked_file(path, fd)
+    }
+
+    fn checked_file(&self, path: PathBuf, fd: OwnedFd) -> Result<File, StateError> {
+        let stat = rustix::fs::fstat(&fd).map_err(|errno| system("look at", &path, errno))?;
+        if !FileType::from_raw_mode(stat.st_mode).is_file() {
+            return Err(StateError::Kind { path, wanted: "file" });
+        }
+        private(&path, &stat, 0o600)?;
+        Ok(File::from(fd))
+    }
+
+    /// Gives a file another name, in the place of one that has it, not durably yet; a missing one is fine.
+    ///
+    /// # Errors
+    /// See [`StateError`].
+    pub fn rename(&self, from: &str, to: &str) -> Result<(), StateError> {
+        match rustix::fs::renameat(&self.fd, from, &self.fd, to) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(system("rename", &self.path.join(from), errno)),
+        }
+    }
+
     /// Removes a file, durably; a missing one is fine.
     ///
     /// # Errors
@@ -292,7 +333,11 @@ impl StateDir {
         Ok(names)
     }
 
-    fn sync(&self) -> Result<(), StateError> {
+    /// Makes names durable that were made, changed or taken away.
+    ///
+    /// # Errors
+    /// See [`StateError`].
+    pub fn sync(&self) -> Result<(), StateError> {
         fault(Point::StateDirSync, "sync", &self.path)?;
         rustix::fs::fsync(&self.fd).map_err(|errno| system("sync", &self.path, errno))
     }

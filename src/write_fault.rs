@@ -40,6 +40,14 @@ pub enum Point {
     OutcomeSync,
     /// Its directory is synced.
     OutcomeDirSync,
+    /// audit.log is opened.
+    AuditOpen,
+    /// Lines are added to it.
+    AuditWrite,
+    /// It is synced.
+    AuditSync,
+    /// It, or an older one, is renamed to make room for a new one.
+    AuditRename,
     /// A commit of the journal: there is no room for it, whatever the errno.
     JournalWrite,
     /// A commit of the journal: the sync fails whatever the errno.
@@ -57,6 +65,9 @@ impl Point {
     /// Those of an outcome that is written.
     pub const OUTCOME: [Self; 4] =
         [Self::OutcomeOpen, Self::OutcomeWrite, Self::OutcomeSync, Self::OutcomeDirSync];
+
+    /// Those of audit.log.
+    pub const AUDIT: [Self; 4] = [Self::AuditOpen, Self::AuditWrite, Self::AuditSync, Self::AuditRename];
 
     /// Its name in the file of faults.
     pub fn name(self) -> &'static str {
@@ -76,6 +87,10 @@ impl Point {
             Self::OutcomeWrite => "outcome.write",
             Self::OutcomeSync => "outcome.sync",
             Self::OutcomeDirSync => "outcome.dir-sync",
+            Self::AuditOpen => "audit.open",
+            Self::AuditWrite => "audit.write",
+            Self::AuditSync => "audit.sync",
+            Self::AuditRename => "audit.rename",
             Self::JournalWrite => "journal.write",
             Self::JournalSync => "journal.sync",
         }

@@ -44,6 +44,7 @@ fn context() -> Context {
         applied_generation: 0,
         credit: true,
         stopping: false,
+        held: false,
     }
 }
 
@@ -204,6 +205,8 @@ fn step_8_no_credit_no_room_or_stopping_is_refused_busy_with_the_why() {
     let busy = |why| (Reason::Busy, Some(why));
     assert_eq!(why(&Context { credit: false, ..context() }, &facts()), busy(Reason::Credits));
     assert_eq!(why(&Context { stopping: true, ..context() }, &facts()), busy(Reason::Stopping));
+    // A held node has no credits either, and the hold is the why.
+    assert_eq!(why(&Context { held: true, credit: false, ..context() }, &facts()), busy(Reason::Held));
     assert_eq!(why(&context(), &JournalFacts { room: false, ..facts() }), busy(Reason::JournalFull));
     for trouble in [Reason::Disk, Reason::ReadOnly, Reason::IoError] {
         assert_eq!(why(&context(), &JournalFacts { disk: Some(trouble), ..facts() }), busy(trouble));

@@ -7,6 +7,7 @@ mod config;
 mod ctl;
 #[cfg(feature = "fakehw")]
 mod gateway;
+mod hold;
 mod join;
 mod journal;
 mod kinds;
@@ -47,6 +48,8 @@ enum Command {
     Join(join::Args),
     Node(node::Args),
     Status(status::Args),
+    Hold(hold::HoldArgs),
+    Release(hold::ReleaseArgs),
     Journal(journal::Args),
     Kinds(kinds::Args),
     Bench(bench::Args),
@@ -131,6 +134,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Exit {
         Command::Join(args) => join::run(&args),
         Command::Node(args) => node::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Hold(args) => hold::run(&args),
+        Command::Release(args) => hold::release(&args),
         Command::Journal(args) => journal::run(&args),
         Command::Kinds(args) => kinds::run(&args),
         Command::Bench(args) => bench::run(&args),

@@ -42,7 +42,7 @@ impl Key {
 }
 
 /// Every key, in the order of the file.
-pub const KEYS: [Key; 10] = [
+pub const KEYS: [Key; 12] = [
     Key {
         name: "gateway.endpoints",
         variable: "BCD_GATEWAY_ENDPOINTS",
@@ -136,6 +136,28 @@ pub const KEYS: [Key; 10] = [
             number(value, most).map(|bytes| config.limits.state_bytes = bytes)
         },
         show: |config| shown_number(config.limits.state_bytes),
+    },
+    Key {
+        name: "audit.file_bytes",
+        variable: "BCD_AUDIT_FILE_BYTES",
+        allowed: "a number from 65536 to 1073741824",
+        meaning: "size at which audit.log is put aside as audit.log.1 and a new one begun, bytes",
+        is_list: false,
+        apply: |config, value| number(value, 64 << 10..=1 << 30).map(|bytes| config.audit.file_bytes = bytes),
+        show: |config| shown_number(config.audit.file_bytes),
+    },
+    Key {
+        name: "audit.files",
+        variable: "BCD_AUDIT_FILES",
+        allowed: "a number from 1 to 1000",
+        meaning: "how many of those that were put aside are kept; they count towards limits.state_bytes",
+        is_list: false,
+        apply: |config, value| {
+            let files = number(value, 1..=1000)?;
+            config.audit.files = u32::try_from(files).map_err(|error| error.to_string())?;
+            Ok(())
+        },
+        show: |config| shown_number(config.audit.files.into()),
     },
     Key {
         name: "log.level",

@@ -97,6 +97,16 @@ fn an_unknown_kind_may_be_denied_and_is_warned_of() {
 }
 
 #[test]
+fn more_of_the_audit_than_half_of_the_budget_is_warned_of() {
+    assert_eq!(apply("[audit]\nfiles = 10").unwrap().warnings(), Vec::<String>::new());
+    let warnings = apply("[audit]\nfiles = 100").unwrap().warnings();
+    assert!(warnings[0].contains("limits.state_bytes"), "{warnings:?}");
+    for bad in ["files = 0", "files = 1001", "file_bytes = 100"] {
+        assert!(apply(&format!("[audit]\n{bad}")).is_err(), "{bad}");
+    }
+}
+
+#[test]
 fn effective_values_read_back_as_a_file() {
     let config = apply("[gateway]\nendpoints = [\"gw1:443\"]\n[kinds]\ndeny = [\"disk.wipe\"]").unwrap();
     let text: String =

@@ -21,6 +21,8 @@ struct State {
     running: BTreeSet<CommandId>,
     upgrade_only: bool,
     stopping: bool,
+    /// The operator holds the node.
+    on_hold: bool,
     /// How many keep a lane closed.
     closed: BTreeMap<Lane, u32>,
     rebooting: bool,
@@ -126,6 +128,16 @@ impl Lanes {
         self.state().upgrade_only
     }
 
+    /// Whether the operator holds the node: nothing new is admitted meanwhile, and what is in flight goes on.
+    pub fn set_on_hold(&self, on_hold: bool) {
+        self.state().on_hold = on_hold;
+    }
+
+    /// Whether the operator holds the node.
+    pub fn on_hold(&self) -> bool {
+        self.state().on_hold
+    }
+
     /// From now on nothing new is admitted.
     pub fn stop(&self) {
         self.state().stopping = true;
@@ -140,7 +152,11 @@ impl Lanes {
 impl State {
     fn free(&self, lane: Lane) -> u32 {
         let count = |map: &BTreeMap<Lane, u32>| map.get(&lane).copied().unwrap_or(0);
-        if count(&self.closed) > 0 { 0 } else { count(&self.credits).saturating_sub(count(&self.held)) }
+        if self.on_hold || count(&self.closed) > 0 {
+            0
+        } else {
+            count(&self.credits).saturating_sub(count(&self.held))
+        }
     }
 }
 
@@ -192,6 +208,19 @@ mod tests {
         drop(first);
         drop(second);
         assert_eq!(lanes.free()[&Lane::Work], 1);
+    }
+
+    #[test]
+    fn a_held_node_has_no_credit_on_any_lane_and_has_all_again_when_it_is_released() {
+        let lanes = Lanes::default();
+        lanes.set_terms(&BTreeMap::from([(Lane::Work, 2), (Lane::Control, 1), (Lane::Bulk, 1)]), false);
+        let in_flight = lanes.reserve(Lane::Work).expect("a credit");
+        lanes.set_on_hold(true);
+        assert!(Lane::ALL.iter().all(|lane| lanes.reserve(*lane).is_none()));
+        assert_eq!((lanes.free()[&Lane::Work], lanes.held(Lane::Work)), (0, 1), "what is in flight goes on");
+        lanes.set_on_hold(false);
+        assert_eq!((lanes.free()[&Lane::Work], lanes.free()[&Lane::Bulk]), (1, 1));
+        drop(in_flight);
     }
 
     #[test]

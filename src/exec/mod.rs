@@ -255,7 +255,7 @@ impl Shared {
         let verified = match dsse::verify_command(&envelope, &self.parts.audience, &self.authority()) {
             Ok(verified) => verified,
             Err(refusal) => {
-                self.note_wrong_node(refusal.reason, &refusal.detail).await;
+                self.note_forgery(refusal.reason, &refusal.detail).await;
                 return self.refuse(refusal.id, refusal.body_sha256, refusal.reason, refusal.detail);
             }
         };
@@ -299,7 +299,7 @@ impl Shared {
             Err(refusal) => {
                 // The wire has no answer for it: a CommandUpdate speaks of a command's bytes, not of a cancellation's.
                 tracing::warn!(id = %command_id, reason = %refusal.reason, detail = refusal.detail, "a cancellation is refused");
-                self.note_wrong_node(refusal.reason, &refusal.detail).await;
+                self.note_forgery(refusal.reason, &refusal.detail).await;
                 return;
             }
         };
@@ -337,14 +337,17 @@ impl Shared {
         }
     }
 
-    /// A body for another node is a security event; without one, where the journal cannot be written.
-    async fn note_wrong_node(&self, reason: Reason, detail: &str) {
-        if reason != Reason::WrongNode {
-            return;
-        }
-        let event = NewEvent::new(EventType::WrongNode, serde_json::json!({ "detail": detail }));
+    /// A body for another node, or that no worker vouches for, is a security event; without one, where the journal cannot
+    /// be written.
+    async fn note_forgery(&self, reason: Reason, detail: &str) {
+        let kind = match reason {
+            Reason::WrongNode => EventType::WrongNode,
+            Reason::SignatureInvalid | Reason::SignatureRequired => EventType::SignatureInvalid,
+            _ => return,
+        };
+        let event = NewEvent::new(kind, serde_json::json!({ "detail": detail }));
         if let Err(error) = self.parts.journal.record(event).await {
-            tracing::warn!(%error, "a body for another node is in no event");
+            tracing::warn!(%error, %reason, "a refused body is in no event");
         }
     }
 
@@ -358,6 +361,7 @@ impl Shared {
             applied_generation: 0,
             credit,
             stopping: self.parts.lanes.stopping(),
+            held: self.parts.lanes.on_hold(),
         }
     }
 

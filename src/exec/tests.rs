@@ -103,8 +103,17 @@ impl Bench {
         Self::over_in(dir, incarnation, "b-1")
     }
 
+    /// One that takes signed commands alone.
+    async fn signed_alone() -> Self {
+        Self::over_with(Self::new().crash().await, "i-2", "b-1", Policy::All)
+    }
+
     /// Another daemon process over the same state, in that boot.
     fn over_in(dir: TempDir, incarnation: &str, boot: &str) -> Self {
+        Self::over_with(dir, incarnation, boot, Policy::None)
+    }
+
+    fn over_with(dir: TempDir, incarnation: &str, boot: &str, policy: Policy) -> Self {
         let faults = Faults::default();
         let locked = Locked::open(options(&dir, incarnation, boot), journal_id()).expect("a journal");
         let boot_id = BootId::new(boot).expect("an id");
@@ -134,7 +143,7 @@ impl Bench {
                 trust_domain: "lab.example".into(),
                 node_id: NodeId::new("n-1").expect("an id"),
             },
-            policy: Policy::None,
+            policy,
             roots: watch::channel(CommandRoots::default()).1,
             role: Role::Host,
             denied: Arc::default(),
@@ -357,6 +366,60 @@ async fn without_a_free_credit_a_command_is_refused_busy() {
     bench.lanes.set_terms(&BTreeMap::new(), false);
     bench.deliver(&probe("c-1")).await;
     assert_eq!(bench.answer().await, Said::Refused(Reason::Busy, "credits".into()));
+}
+
+#[tokio::test]
+async fn a_held_node_refuses_what_is_new_and_still_tells_ends_and_cancels_what_it_runs() {
+    let mut bench = Bench::new();
+    let command = bench.exec("c-1", "sleep 60");
+    bench.deliver(&command).await;
+    bench.effect_has_started().await;
+    assert_eq!((bench.answer().await, bench.answer().await), (Said::Accepted, Said::Running(1)));
+    bench.lanes.set_on_hold(true);
+    bench.deliver(&probe("c-2")).await;
+    assert_eq!(bench.answer().await, Said::Refused(Reason::Busy, "held".into()));
+    bench.deliver(&command).await;
+    assert_eq!(bench.answer().await, Said::Running(1));
+    bench.cancel("c-1").await;
+    assert_eq!(bench.result().await.state, Terminal::Cancelled);
+    bench.lanes.set_on_hold(false);
+    bench.deliver(&probe("c-2")).await;
+    assert_eq!(bench.result().await.state, Terminal::Succeeded, "the refusal left no trace");
+}
+
+#[tokio::test]
+async fn what_no_worker_vouches_for_or_is_for_another_node_is_a_security_event_and_does_nothing() {
+    let mut bench = Bench::signed_alone().await;
+    for _ in 0..2 {
+        bench.deliver(&bench.exec("c-1", "")).await;
+        assert!(matches!(bench.answer().await, Said::Refused(Reason::SignatureRequired, _)));
+    }
+    bench.cancel("c-1").await;
+    let Bench { dir, run, journal, deliveries, .. } = bench;
+    drop(deliveries);
+    run.await.expect("an end");
+    let told = told(&journal).await;
+    assert_eq!(told, [("signature-invalid".to_owned(), 1)], "once a minute a type");
+    journal.close().await;
+    let mut bench = Bench::over(dir, "i-3");
+    let mut elsewhere = bench.exec("c-2", "");
+    elsewhere["node_id"] = "n-2".into();
+    bench.deliver(&elsewhere).await;
+    assert!(matches!(bench.answer().await, Said::Refused(Reason::WrongNode, _)));
+    assert_eq!(self::told(&bench.journal).await[1], ("wrong-node".to_owned(), 1));
+    assert_eq!(bench.effects(), 0);
+}
+
+/// The security events that wait, with their counts.
+async fn told(journal: &Journal) -> Vec<(String, u64)> {
+    let page = journal.events(0, 100, 1 << 20).await.expect("events");
+    let of_security = page.events.iter().filter(|event| event.class == crate::model::EventClass::Security);
+    of_security
+        .map(|event| {
+            let body: Value = serde_json::from_str(&event.body).expect("JSON");
+            (event.kind.clone(), body["count"].as_u64().expect("a count"))
+        })
+        .collect()
 }
 
 #[tokio::test]

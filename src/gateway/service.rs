@@ -196,14 +196,25 @@ impl Service {
         noted: Noted,
         renewing: Option<Renewing>,
     ) -> Result<T, Status> {
-        let noted = self.0.store.note_certificate(noted, renewing).await;
+        let noted = self.0.store.note_certificate(noted, renewing.clone()).await;
         if let Some(reason) = noted.map_err(|error| self.internal(&error))? {
+            if let Some(renewing) = renewing {
+                self.tell_refused(renewing, reason).await;
+            }
             return Err(self.not_renewed(reason));
         }
         failpoint::hit(failpoint::GATEWAY_JOINED);
         T::decode(&*response.0).map_err(|_| {
             self.0.refuse(Code::Internal, Reason::Internal, "the worker's answer cannot be read", None)
         })
+    }
+
+    /// The refusal stands whether or not it can be told.
+    async fn tell_refused(&self, renewing: Renewing, reason: Reason) {
+        match self.0.store.renewal_refused(renewing, reason).await {
+            Ok(()) => self.0.event_added(),
+            Err(error) => tracing::warn!(error = %chain(&error), "a refused renewal is in no event"),
+        }
     }
 
     fn not_renewed(&self, reason: Reason) -> Status {
@@ -316,6 +327,7 @@ impl pb::enrollment_server::Enrollment for Service {
         let renewing = Renewing { node: peer.node, serial: peer.serial, incarnation };
         let refused = self.0.store.not_renewed(renewing.clone()).await;
         if let Some(reason) = refused.map_err(|error| self.internal(&error))? {
+            self.tell_refused(renewing, reason).await;
             return Err(self.not_renewed(reason));
         }
         let ask = Ask::Renew { request: Der(request.into_inner().encode_to_vec().into()), leaf };
@@ -323,7 +335,12 @@ impl pb::enrollment_server::Enrollment for Service {
             Told::Renewed(response, noted) => {
                 Ok(Response::new(self.relay(&response, *noted, Some(renewing)).await?))
             }
-            other => Err(self.refused(other)),
+            other => {
+                if let Told::Refused { reason, .. } = &other {
+                    self.tell_refused(renewing, *reason).await;
+                }
+                Err(self.refused(other))
+            }
         }
     }
 }

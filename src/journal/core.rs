@@ -35,6 +35,8 @@ pub(super) struct Shared {
     pub(super) pending: watch::Sender<PendingEvents>,
     /// Commands whose result is owed or to come, as of the last commit.
     pub(super) owed: AtomicU64,
+    /// The number of the last line for audit.log, as of the last commit.
+    pub(super) audited: watch::Sender<u64>,
     pub(super) last_epoch: AtomicU64,
     /// Commits that wrote something: what group commit saves is seen here.
     pub(super) commits: AtomicU64,
@@ -55,6 +57,8 @@ impl Shared {
         self.owed.store(counters.owed, Ordering::Relaxed);
         let now = counters.events.pending();
         self.pending.send_if_modified(|pending| std::mem::replace(pending, now) != now);
+        let last = counters.audited;
+        self.audited.send_if_modified(|known| std::mem::replace(known, last) != last);
     }
 }
 
@@ -85,6 +89,8 @@ pub(super) struct Counters {
     pub(super) events: EventCounts,
     /// Commands whose result is owed or to come.
     pub(super) owed: u64,
+    /// The number of the last line for audit.log. It rises while the process lives, though the table may be empty.
+    pub(super) audited: u64,
 }
 
 /// The connection and what belongs to it.
@@ -99,6 +105,8 @@ pub(super) struct Core {
     pub(super) counters: Counters,
     /// The number of the last result; a number that is rolled back leaves a gap, which harms nobody.
     pub(super) last_seq: u64,
+    /// Whether there is an audit.log to write lines for.
+    pub(super) audits: bool,
     /// Commands that an older incarnation left and no delivery has taken up.
     pub(super) left: Vec<CommandId>,
     pub(super) faults: Faults,
@@ -212,7 +220,9 @@ impl Core {
             self.shared.troubles.set(Source::Room, trouble.clone());
         }
         let files = || self.shared.troubles.of(Source::Files);
-        Ok(room.or_else(files).map(|trouble| trouble.why))
+        // What cannot be written down for the operator is not begun.
+        let audit = || self.shared.troubles.of(Source::Audit);
+        Ok(room.or_else(files).or_else(audit).map(|trouble| trouble.why))
     }
 
     /// Runs `jobs` and writes `lazy` in one transaction, and answers. Gives back what of `lazy` is still to be

@@ -19,7 +19,7 @@ use super::record::{Accepted, Reattached, Running};
 use super::rescue::Failed;
 use super::trouble::{Source, Trouble};
 use super::writer::Queue;
-use super::{AckOf, Admission, EventPage, Mode, Unacked, Vitals, ops};
+use super::{AckOf, Admission, AuditPage, EventPage, Mode, Unacked, Vitals, audit, ops};
 use crate::admission::Context;
 use crate::failpoint;
 use crate::model::{Command, CommandId, Digest, Done, EventType, JournalId, NewEvent, Outcome, ServerTime};
@@ -410,6 +410,31 @@ impl Journal {
         match trouble {
             Some(trouble) => self.shared.troubles.set(Source::Files, trouble),
             None => self.shared.troubles.clear(Source::Files),
+        }
+    }
+
+    /// The number of the last line for audit.log, as of the last commit; marked when that changes.
+    pub fn audit_lines_made(&self) -> watch::Receiver<u64> {
+        self.shared.audited.subscribe()
+    }
+
+    /// Lines for audit.log behind `after`, as many as one page has.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub async fn audit_lines(&self, after: u64) -> Result<AuditPage, WriteError> {
+        self.submit(move |core| audit::page(core, after)).await
+    }
+
+    /// Lines up to this number are in audit.log (or, with trouble, cannot be written there: until they are, nothing is
+    /// admitted). Forgotten with the next commit, within a second.
+    pub fn audited(&self, written: Result<u64, Trouble>) {
+        match written {
+            Ok(up_to) => {
+                self.shared.troubles.clear(Source::Audit);
+                self.lazily(|lazy| lazy.audited(up_to), true);
+            }
+            Err(trouble) => self.shared.troubles.set(Source::Audit, trouble),
         }
     }
 

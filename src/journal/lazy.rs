@@ -1,4 +1,5 @@
-//! Writes that wait for somebody else's commit: acks (a second at most) and time marks (a minute at most).
+//! Writes that wait for somebody else's commit: acks and what is in audit.log (a second at most), and time marks (a minute
+//! at most).
 
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ pub(super) struct Lazy {
     events: Option<(JournalId, u64)>,
     mark: Option<ServerTime>,
     signed: Option<ServerTime>,
+    /// Lines up to this number are in audit.log.
+    audited: Option<u64>,
 }
 
 impl Lazy {
@@ -42,6 +45,13 @@ impl Lazy {
         first
     }
 
+    /// Adds that lines are in audit.log. True when the writer must look at its timer anew.
+    pub(super) fn audited(&mut self, up_to: u64) -> bool {
+        let first = !self.has_acks();
+        self.audited = self.audited.max(Some(up_to));
+        first
+    }
+
     /// Notes the clocks. True when the writer must look at its timer anew.
     pub(super) fn time(&mut self, mark: Option<ServerTime>, signed: Option<ServerTime>) -> bool {
         let first = self.wait().is_none();
@@ -60,10 +70,11 @@ impl Lazy {
             self.events_acked(journal, seq);
         }
         self.time(older.mark, older.signed);
+        self.audited = self.audited.max(older.audited);
     }
 
     pub(super) fn has_acks(&self) -> bool {
-        !self.acks.is_empty() || self.events.is_some()
+        !self.acks.is_empty() || self.events.is_some() || self.audited.is_some()
     }
 
     /// Whether a result's ack is among them, which makes a tombstone of its row.
@@ -92,6 +103,9 @@ impl Lazy {
         }
         if let Some((journal, seq)) = &self.events {
             super::events::forget(core, journal, *seq)?;
+        }
+        if let Some(up_to) = self.audited {
+            super::audit::forget(core, up_to)?;
         }
         if self.mark.is_some() || self.signed.is_some() {
             super::ops::write_time(core, self.mark, self.signed)?;

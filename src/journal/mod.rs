@@ -4,6 +4,7 @@
 //! [`Durable`] value is made by the writer alone, once its sync is done: no command's code runs without a
 //! `Durable<Running>`, and a result leaves only as `Durable<Done>`.
 
+mod audit;
 pub mod begun;
 pub mod check;
 mod core;
@@ -41,6 +42,7 @@ mod tests;
 
 use std::path::PathBuf;
 
+pub use audit::AuditPage;
 pub use begun::{Begun, BegunError};
 pub use durable::Durable;
 pub use ended::{Ended, ReserveError, Room as OutcomeRoom};

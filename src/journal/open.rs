@@ -8,6 +8,7 @@ use rusqlite::config::DbConfig;
 use serde_json::json;
 use tokio::sync::watch;
 
+use super::audit;
 use super::begun::{self, Record};
 use super::core::{Core, Counters, Named, Shared};
 use super::disk::{Disk, Ground, KERNEL};
@@ -40,6 +41,7 @@ pub struct Locked {
     event_limits: EventLimits,
     /// Name of the corrupt file that this journal replaces, until it has told so.
     moved_aside: Option<String>,
+    audits: bool,
     limits: Limits,
     memory: Memory,
     open: Option<Identity>,
@@ -149,6 +151,7 @@ impl Locked {
             clock: Arc::new(SystemClock),
             event_limits: EventLimits::default(),
             moved_aside,
+            audits: false,
             limits: Limits::NONE,
             memory: Memory::HOST,
             open,
@@ -174,6 +177,13 @@ impl Locked {
     #[must_use]
     pub fn with_limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    /// Has a line made for audit.log whenever a command ends; without a word none is.
+    #[must_use]
+    pub fn with_audit(mut self, audits: bool) -> Self {
+        self.audits = audits;
         self
     }
 
@@ -266,18 +276,20 @@ impl Locked {
     fn into_core(self) -> rusqlite::Result<Core> {
         let events = EventCounts::read(&self.conn, self.event_limits)?;
         let owed = rows::owed(&self.conn)?;
+        let audited = audit::last(&self.conn)?;
         let named = Named::new(self.head.journal_id, self.head.birth, events.last());
         let shared = Shared {
             named: Arc::clone(&named).into(),
             pending: watch::Sender::new(events.pending()),
             owed: owed.into(),
+            audited: watch::Sender::new(audited),
             last_epoch: self.head.last_epoch.into(),
             commits: 0.into(),
             failed: watch::Sender::new(None),
             troubles: Troubles::default(),
             room: Room::new(&self.state, self.limits),
         };
-        let counters = Counters { named, events, owed };
+        let counters = Counters { named, events, owed, audited };
         let last_seq = rows::last_seq(&self.conn)?;
         Ok(Core {
             conn: self.conn,
@@ -288,6 +300,7 @@ impl Locked {
             shared: Arc::new(shared),
             counters,
             last_seq,
+            audits: self.audits,
             left: Vec::new(),
             faults: self.faults,
             looked: None,

@@ -6,6 +6,7 @@ use rusqlite::params;
 use serde_json::json;
 
 use super::Admission;
+use super::audit;
 use super::core::Core;
 use super::durable::Durable;
 use super::events;
@@ -74,6 +75,8 @@ pub(super) fn admit(
         outcome: None,
         result_seq: None,
     };
+    let asked = core.audits.then(|| command.clone());
+    let note = |core: &Core, args| asked.as_ref().map_or(Ok(()), |command| audit::note(core, command, args));
     Ok(match admission::decide(command, context, &facts) {
         Decision::Refuse { reason, detail } => {
             if reason == Reason::CommandIdConflict {
@@ -94,7 +97,13 @@ pub(super) fn admit(
             if row.is_none() {
                 core.counters.owed += 1;
             }
-            end(core, row.unwrap_or_else(|| fresh(State::Done, 0)), &done.outcome)?;
+            let row = row.unwrap_or_else(|| fresh(State::Done, 0));
+            if core.audits {
+                // The row that its end is written into, which is to say who asked.
+                put(core, &row)?;
+                note(core, None)?;
+            }
+            end(core, row, &done.outcome)?;
             failpoint::hit(failpoint::DONE_WRITTEN);
             Admitting::Ended(done)
         }
@@ -107,6 +116,7 @@ pub(super) fn admit(
                 return restart(core, admitted, Row { retry_safe, ..fresh(State::Running, attempt) });
             }
             put(core, &Row { retry_safe, ..fresh(State::Accepted, attempt) })?;
+            note(core, Some(admitted.args()))?;
             let body = json!({ "id": header.id.as_str(), "kind": header.kind });
             events::add(core, NewEvent::new(EventType::CommandAccepted, body))?;
             failpoint::hit(failpoint::ACCEPT_WRITTEN);
@@ -141,7 +151,8 @@ fn tell_done(core: &mut Core, id: &CommandId, outcome: &Outcome) -> rusqlite::Re
     if let (Some(reason), Some(fields)) = (outcome.reason, body.as_object_mut()) {
         fields.insert("reason".into(), reason.token().into());
     }
-    events::add(core, NewEvent::new(EventType::CommandDone, body))
+    events::add(core, NewEvent::new(EventType::CommandDone, body))?;
+    audit::ended(core, id, outcome)
 }
 
 /// Writes a row whole, as this incarnation's.

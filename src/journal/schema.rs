@@ -67,6 +67,15 @@ const MIGRATIONS: &[&str] = &[
     -- The id that it had before it was found to be an old copy.
     ALTER TABLE journal ADD COLUMN former_id TEXT;
 ",
+    "
+    -- Who asked for a command, until it has ended.
+    ALTER TABLE commands ADD COLUMN asked TEXT;
+    -- Lines that are not in audit.log yet.
+    CREATE TABLE audit (
+        seq INTEGER PRIMARY KEY,
+        line TEXT NOT NULL
+    ) STRICT;
+",
 ];
 
 /// The newest schema of this build.

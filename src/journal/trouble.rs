@@ -18,6 +18,8 @@ pub enum Source {
     Files,
     /// The look at the file system's room. Nothing is admitted.
     Room,
+    /// audit.log. Nothing is admitted.
+    Audit,
 }
 
 /// What is wrong.
@@ -67,7 +69,7 @@ pub fn hindrance(errno: Errno) -> Option<Reason> {
 /// The trouble of each source, shared by whoever meets it and whoever tells of it.
 #[derive(Debug, Default)]
 pub(super) struct Troubles {
-    standing: Mutex<[Option<Trouble>; 3]>,
+    standing: Mutex<[Option<Trouble>; 4]>,
     changed: Notify,
 }
 
@@ -96,7 +98,7 @@ impl Troubles {
     /// What stands, one of each why.
     pub(super) fn all(&self) -> Vec<Trouble> {
         let mut all: Vec<Trouble> = Vec::new();
-        for source in [Source::Room, Source::Files, Source::Journal] {
+        for source in [Source::Room, Source::Files, Source::Audit, Source::Journal] {
             all.extend(self.of(source).filter(|new| all.iter().all(|known| known.why != new.why)));
         }
         all

@@ -77,11 +77,14 @@ events! {
     CommandAccepted, "command.accepted", Transition, "a command is known durably: `id`, `kind`";
     CommandRunning, "command.running", Transition, "its effect may start: `id`, `attempt`";
     CommandDone, "command.done", Transition, "it has ended, and its result is owed: `id`, `attempt`, `state`, `reason` (absent for none), `effect`";
+    AdmissionHeld, "admission.held", Transition, "the operator of the host holds it, so that no command is admitted; told when that begins and at each start while it stands: `why` (the operator's word, may be empty)";
+    AdmissionReleased, "admission.released", Transition, "the operator has ended the hold";
     TrustBundleTaken, "trust-bundle.taken", Transition, "a newer trust bundle is in force from the next dial on: `version`";
     IdentityRevoked, "identity.revoked", Transition, "the join service has revoked the certificate in use, which is not used again: `serial`";
     TrustBundleRefused, "trust-bundle-refused", Security, "a trust bundle came that is not of the pinned key, is older than one held, or cannot be used: `detail`, `count` since the last such event";
     RevocationRefused, "revocation-refused", Security, "a revocation came that is not of the pinned key, or not for this node: `detail`, `count` since the last such event";
     CommandIdConflict, "command-id-conflict", Security, "a known id came with other bytes: `id`, `body_sha256` of what came, `count` since the last such event";
+    SignatureInvalid, "signature-invalid", Security, "a command or a cancellation came whose signature or signer does not hold, or that has none where one is needed: `detail`, `count` since the last such event";
     WrongNode, "wrong-node", Security, "a signed body for another node or trust domain came: `detail`, `count` since the last such event";
     SessionOpened, "session.opened", Log, "a Welcome was applied: `gateway`, `epoch`, `attempt` (dials that failed before), `last_end` (reason of the last end; absent before the first)";
     NodeLoad, "node.load", Metric, "every 5 minutes: `load` (averages over 1, 5, 15 minutes), `available_memory` (bytes), `running` (commands)";

@@ -129,6 +129,7 @@ reasons! {
     ReadOnly, "read-only", Busy, "the journal's file system is read-only";
     IoError, "io-error", Busy, "the journal's disk reports an error";
     Stopping, "stopping", Busy, "the daemon is stopping";
+    Held, "held", Busy, "the operator of this host holds it (bcd hold); bcd release ends that";
     NoBirth, "no-birth", Busy, "the journal has no birth time, so the age of the command cannot be judged";
 }
 

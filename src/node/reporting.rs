@@ -10,9 +10,10 @@ use crate::identity::Identity;
 use crate::journal::{Journal, WriteError};
 use crate::model::Incarnation;
 use crate::session::{SessionStatus, WorkingClock};
+use crate::state_dir::StateError;
 use crate::status::report::{self, Certificate, Report};
-use crate::status::socket::{Question, Socket};
-use crate::upkeep::{self, Conditions};
+use crate::status::socket::{Changed, Question, Socket};
+use crate::upkeep::{self, Conditions, Hold};
 
 /// Answers questions for ever; nobody asks where there is no socket.
 pub(super) async fn answer(socket: Option<Socket>, reporter: Arc<Reporter>) {
@@ -34,6 +35,14 @@ fn answered(found: &Result<impl serde::Serialize, WriteError>) -> serde_json::Re
     }
 }
 
+/// Whether the node was held before, or why it cannot be changed.
+fn changed(before: &Result<bool, StateError>) -> serde_json::Result<Vec<u8>> {
+    serde_json::to_vec(&match before {
+        Ok(before) => Changed::Before(*before),
+        Err(error) => Changed::Error(error.to_string()),
+    })
+}
+
 /// What the status socket is answered from.
 pub(super) struct Reporter {
     pub(super) conditions: Conditions,
@@ -43,6 +52,7 @@ pub(super) struct Reporter {
     pub(super) journal: Journal,
     pub(super) working: WorkingClock,
     pub(super) lanes: Lanes,
+    pub(super) hold: Hold,
     pub(super) session: watch::Receiver<SessionStatus>,
 }
 
@@ -51,6 +61,8 @@ impl Reporter {
         let document = match question {
             Question::Status => serde_json::to_vec(&self.report().await),
             Question::Journal => answered(&self.journal.snapshot().await),
+            Question::Hold(why) => changed(&self.hold.hold(why).await),
+            Question::Release => changed(&self.hold.release().await),
             Question::Check => answered(&self.journal.check().await),
             Question::Export(cursor) => match self.journal.export(cursor).await {
                 Ok(page) => {
@@ -72,7 +84,14 @@ impl Reporter {
             (report::Node::of(&identity), identity.leaf.validity)
         };
         let certificate = Certificate::at(validity, server_time);
-        upkeep::observe(&self.conditions, &self.journal, &self.working, validity, &self.join_again);
+        upkeep::observe(
+            &self.conditions,
+            &self.journal,
+            &self.working,
+            &self.hold,
+            validity,
+            &self.join_again,
+        );
         Report {
             schema: report::SCHEMA,
             version: env!("CARGO_PKG_VERSION").into(),

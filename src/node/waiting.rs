@@ -26,7 +26,7 @@ use crate::journal::{Hindrance, Trouble};
 use crate::model::Incarnation;
 use crate::session::SessionStatus;
 use crate::status::report::{self, Certificate, Report};
-use crate::status::socket::{Question, Socket};
+use crate::status::socket::{Changed, Question, Socket};
 use crate::systemd::Notifier;
 use crate::upkeep::{Conditions, failed_sync};
 use crate::waits::Waits;
@@ -222,6 +222,7 @@ impl Shared {
                     "conditions": self.conditions.all(),
                 })),
             },
+            Question::Hold(_) | Question::Release => serde_json::to_vec(&Changed::Waiting),
             Question::Journal | Question::Export(_) | Question::Check => {
                 serde_json::to_vec(&serde_json::json!({ "error": *self.why.borrow() }))
             }

@@ -220,6 +220,7 @@ impl Agent {
             run_dir: self.plan.run.as_ref().map(|run| run.join(self.index.to_string())),
             wal_bytes: WAL_BYTES,
             limits: Limits::NONE,
+            audit: None,
             protocol: if old { skew::older() } else { Range::OWN },
             connect: Arc::clone(&self.means.connect),
             programs: Arc::clone(&self.means.programs),

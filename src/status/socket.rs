@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr};
 use rustix::fs::Mode;
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
@@ -17,6 +18,7 @@ use tokio::task::JoinSet;
 use crate::journal::export::Cursor;
 use crate::model::Exit;
 use crate::state_dir::{self, StateError};
+use crate::upkeep::hold::WHY_BYTES;
 
 /// The socket's name in the run directory.
 pub const NAME: &str = "bcd.sock";
@@ -40,6 +42,22 @@ pub enum Question {
     Export(Cursor),
     /// Whether it is sound.
     Check,
+    /// To admit nothing from now on, for this why: a line of at most [`crate::upkeep::hold::WHY_BYTES`]. [`Changed`].
+    Hold(String),
+    /// To admit again. [`Changed`].
+    Release,
+}
+
+/// The answer to a hold or a release.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Changed {
+    /// Done; whether the node was held before.
+    Before(bool),
+    /// The daemon waits for its disk and has nothing to hold yet: the file alone counts.
+    Waiting,
+    /// Why it is not done, or not kept.
+    Error(String),
 }
 
 impl Question {
@@ -49,6 +67,8 @@ impl Question {
             Self::Journal => "journal\n".into(),
             Self::Export(cursor) => format!("export {cursor}\n"),
             Self::Check => "check\n".into(),
+            Self::Hold(why) => format!("hold {why}\n"),
+            Self::Release => "release\n".into(),
         }
     }
 
@@ -58,6 +78,10 @@ impl Question {
             None if line == "status" => Some(Self::Status),
             None if line == "journal" => Some(Self::Journal),
             None if line == "check" => Some(Self::Check),
+            None if line == "release" => Some(Self::Release),
+            Some(("hold", why)) if why.len() <= WHY_BYTES && !why.contains('\n') => {
+                Some(Self::Hold(why.to_owned()))
+            }
             Some(("export", cursor)) => cursor.parse().ok().map(Self::Export),
             _ => None,
         }
@@ -222,6 +246,21 @@ mod tests {
 
     async fn asked(run: PathBuf, question: Question) -> Result<Vec<u8>, AskError> {
         tokio::task::spawn_blocking(move || ask(&run, &question)).await.unwrap()
+    }
+
+    #[test]
+    fn a_hold_comes_with_its_why_and_a_line_too_long_or_of_no_sense_asks_nothing() {
+        let parsed = |line: &str| Question::parse(line.as_bytes());
+        for question in [Question::Hold(String::new()), Question::Hold("a b".into()), Question::Release] {
+            assert_eq!(parsed(&question.line()), Some(question));
+        }
+        let long = "x".repeat(WHY_BYTES);
+        assert_eq!(parsed(&format!("hold {long}\n")), Some(Question::Hold(long.clone())));
+        for line in [format!("hold {long}x\n"), "hold\n".into(), "hold a\nb\n".into(), "release it\n".into()]
+        {
+            assert_eq!(parsed(&line), None, "{line:?}");
+        }
+        assert!(Question::Hold(long).line().len() as u64 <= REQUEST_BYTES);
     }
 
     #[tokio::test]

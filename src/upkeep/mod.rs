@@ -10,9 +10,11 @@
 //! takes a command on looks by itself. It is one hand-over to the journal's thread, since threads that wake each other
 //! are most of what an idle node costs.
 
+pub mod audit;
 pub mod conditions;
 pub mod failed_sync;
 pub mod floors;
+pub mod hold;
 #[cfg(all(test, feature = "fakehw"))]
 mod tests;
 
@@ -22,8 +24,10 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
+pub use audit::{Audit, AuditLog, Retention};
 pub use conditions::{Condition, Conditions};
 pub use floors::{Floors, FloorsError};
+pub use hold::{Held, Hold};
 
 use crate::blocking;
 use crate::identity::{Identity, join_again};
@@ -61,6 +65,8 @@ pub struct Upkeep {
     pub identity: watch::Receiver<Identity>,
     /// What is told of.
     pub conditions: Conditions,
+    /// The operator's hold.
+    pub hold: Hold,
     /// As read at the start.
     pub floors: Floors,
 }
@@ -112,7 +118,7 @@ impl Upkeep {
             }
             let validity = self.identity.borrow().leaf.validity;
             let mend = join_again(&self.state);
-            observe(&self.conditions, &self.journal, &self.working, validity, &mend);
+            observe(&self.conditions, &self.journal, &self.working, &self.hold, validity, &mend);
             let wait = if self.journal.troubles().is_empty() { EVERY } else { SOON };
             next = if now >= next { now + wait } else { next.min(now + wait) };
         }
@@ -185,10 +191,12 @@ pub fn observe(
     conditions: &Conditions,
     journal: &Journal,
     working: &WorkingClock,
+    hold: &Hold,
     validity: Validity,
     join_again: &str,
 ) {
     let certificate = report::Certificate::at(validity, working.now());
     let troubles = journal.troubles().into_iter().map(|trouble| (trouble.why, trouble.detail));
-    conditions.observe(troubles.chain(report::conditions(journal.vitals(), certificate, join_again)));
+    let own = report::conditions(journal.vitals(), certificate, join_again);
+    conditions.observe(troubles.chain(own).chain(hold.condition()));
 }

@@ -8,6 +8,7 @@ use tokio::time::{sleep, timeout};
 use super::*;
 use crate::blocking::inline::Inline;
 use crate::clock::TokioClock;
+use crate::exec::Lanes;
 use crate::identity::tests::{Fixture, joined};
 use crate::journal::{At, Failed, Faults, Limits, Locked, Mode, Options};
 use crate::model::{EventType, JournalId, NewEvent, Reason};
@@ -46,8 +47,10 @@ impl Kept {
         let conditions = Conditions::new(Arc::clone(&clock) as _);
         let (session, status) = watch::channel(SessionStatus::new(Duration::ZERO));
         let (say_identity, identity) = watch::channel(identity);
+        let hold = Hold::new(state.clone(), Arc::clone(&clock) as _, Lanes::default(), journal.clone(), None);
         let upkeep = Upkeep {
             state,
+            hold,
             journal: journal.clone(),
             working: WorkingClock::new(clock, None, None),
             session: status,

@@ -95,7 +95,7 @@ fn conditions(lab: &Lab) -> Vec<String> {
 }
 
 /// A program that the node must refuse; it runs out within seconds, with the last why.
-fn refused_until_it_expires(lab: &Lab, name: &str) -> String {
+pub fn refused_until_it_expires(lab: &Lab, name: &str) -> String {
     let witness = lab.path("witness");
     let argv = ["/bin/sh", "-c", "echo \"$1\" >> \"$2\"", "sh", name, &witness.to_string_lossy()];
     let args = to_raw_value(&json!({ "argv": argv })).unwrap();

@@ -281,6 +281,14 @@ impl Lab {
         self.node = Some(self.daemon(&["node"], step, "node.log"));
     }
 
+    /// A node with further variables.
+    pub fn start_node_with(&mut self, step: Option<&str>, variables: &[(&str, &str)]) {
+        let log = OpenOptions::new().create(true).append(true).open(self.path("node.log")).expect("a log");
+        let mut command = self.bcd(&["node"], step);
+        command.envs(variables.iter().copied()).stdout(log.try_clone().expect("a log")).stderr(log);
+        self.node = Some(Process(command.spawn().expect("bcd starts")));
+    }
+
     /// What `bcd status --json` says; absent while the node does not answer.
     pub fn status(&self) -> Option<serde_json::Value> {
         let output = self.bcd(&["status", "--json"], None).output().expect("bcd starts");

@@ -21,4 +21,5 @@ mod sim;
 mod source;
 mod unit;
 mod versions;
+mod veto;
 mod worker;

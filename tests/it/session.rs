@@ -170,6 +170,7 @@ async fn result(journal: &Journal, id: &str, output: usize) -> Durable<Done> {
         applied_generation: 0,
         credit: true,
         stopping: false,
+        held: false,
     };
     let Admission::Accepted(accepted) = journal.admit(command, context).await.expect("written") else {
         panic!("not accepted");

@@ -193,6 +193,7 @@ async fn accept(
         applied_generation: 0,
         credit: true,
         stopping: false,
+        held: false,
     };
     match journal.admit(command, context).await? {
         Admission::Accepted(accepted) => Ok(accepted),

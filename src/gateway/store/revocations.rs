@@ -1,10 +1,16 @@
 //! Certificates that no longer count, and nodes that are no more.
 
 use rusqlite::{Connection, OptionalExtension, params};
+use serde_json::json;
 
 use super::notices::{self, Notice};
-use super::{Store, StoreError, corrupt, duplicates, uint};
+use super::{Store, StoreError, corrupt, duplicates, events, uint};
 use crate::model::{CommandId, NodeId, Reason, ServerTime};
+
+/// Its event.
+const RENEW_REFUSED: &str = "security.renew.refused";
+/// One of a node is not told again within this time, ms.
+const TOLD_MS: i64 = 60_000;
 
 /// What has become of a session's right to be there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +102,26 @@ impl Store {
     /// See [`StoreError`].
     pub async fn not_renewed(&self, renewing: Renewing) -> Result<Option<Reason>, StoreError> {
         self.run(move |db| hinders(db, &renewing)).await
+    }
+
+    /// Tells of a renewal that was refused, once a minute a node: it can ask as often as it likes.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn renewal_refused(&self, renewing: Renewing, reason: Reason) -> Result<(), StoreError> {
+        let now = self.clock();
+        self.run(move |db| {
+            let (now, node) = (now(), renewing.node.as_str());
+            let told = db
+                .prepare_cached("SELECT 1 FROM events WHERE kind = ? AND node_id = ? AND at_ms > ?")?
+                .exists(params![RENEW_REFUSED, node, now.0 - TOLD_MS])?;
+            if told {
+                return Ok(());
+            }
+            let detail = json!({"serial": renewing.serial, "reason": reason.token()});
+            events::add(db, now.0, RENEW_REFUSED, node, &detail)
+        })
+        .await
     }
 
     /// Takes every revocation of a node's certificates back, those of a quarantine too, and counts its alternations

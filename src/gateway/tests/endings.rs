@@ -105,6 +105,25 @@ async fn an_epoch_far_ahead_is_not_believed_and_told_as_an_event() {
 }
 
 #[tokio::test]
+async fn a_renewal_that_is_refused_is_a_security_event_once_a_minute() {
+    let gateway = Gateway::start().await;
+    let machine = gateway.machine().await;
+    let channel = gateway.channel(Some(machine.identity())).await.expect("connected");
+    let mut client = pb::enrollment_client::EnrollmentClient::new(channel);
+    let mut tokens = Vec::new();
+    for _ in 0..2 {
+        let refused = client.renew(pb::RenewRequest::default()).await.expect_err("no proof");
+        tokens.extend(token(&refused).1);
+    }
+    assert_eq!(tokens.len(), 2, "both are refused with a token");
+    let events = gateway.events("security.renew.refused").await;
+    assert_eq!(events.len(), 1, "{events:?}");
+    assert_eq!(events[0].detail["reason"], tokens[0].token());
+    assert!(events[0].detail["serial"].is_string(), "{events:?}");
+    gateway.stop().await;
+}
+
+#[tokio::test]
 async fn a_call_that_is_not_built_is_told_so_by_its_code_and_no_token() {
     let gateway = Gateway::start().await;
     let machine = gateway.machine().await;

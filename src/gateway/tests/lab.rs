@@ -317,7 +317,7 @@ impl Machine {
         }
     }
 
-    fn identity(&self) -> Identity {
+    pub fn identity(&self) -> Identity {
         let chain: String = self.issued.chain.iter().map(|der| pem(&der.0)).collect();
         Identity::from_pem(chain, self.key.serialize_pem())
     }

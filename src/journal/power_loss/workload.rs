@@ -125,6 +125,7 @@ pub(super) fn context() -> Context {
         applied_generation: 0,
         credit: true,
         stopping: false,
+        held: false,
     }
 }
 

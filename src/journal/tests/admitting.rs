@@ -165,7 +165,7 @@ async fn a_journal_full_of_owed_results_has_no_room_for_a_new_command_but_for_a_
         .execute(
             "WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < ?)
              INSERT INTO commands SELECT 'c-' || i, body_sha256, kind, retry_safe, not_after_ms, state, attempt,
-                incarnation, boot_id, accepted_ms, started_ms, outcome, i FROM commands, n",
+                incarnation, boot_id, accepted_ms, started_ms, outcome, i, asked FROM commands, n",
             [i64::try_from(owed).expect("a count")],
         )
         .expect("rows");

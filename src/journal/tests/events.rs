@@ -337,7 +337,8 @@ fn back_to_the_first_schema(machine: &Machine) {
     machine
         .sql()
         .execute_batch(
-            "DROP INDEX metrics; DROP TABLE events;
+            "ALTER TABLE commands DROP COLUMN asked; DROP TABLE audit;
+             DROP INDEX metrics; DROP TABLE events;
              ALTER TABLE journal DROP COLUMN event_seq; ALTER TABLE journal DROP COLUMN acked_event_seq;
              ALTER TABLE journal DROP COLUMN events_dropped; ALTER TABLE journal DROP COLUMN former_id;
              PRAGMA user_version = 1",

@@ -1,6 +1,7 @@
 //! The journal by its behaviour: a directory, processes one after another, deliveries.
 
 mod admitting;
+mod auditing;
 mod events;
 mod inspecting;
 mod opening;
@@ -156,6 +157,7 @@ fn context() -> Context {
         applied_generation: 0,
         credit: true,
         stopping: false,
+        held: false,
     }
 }
 

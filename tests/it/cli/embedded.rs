@@ -27,6 +27,7 @@ fn options(state: &std::path::Path, seed: u64) -> Options {
         endpoints: Vec::new(),
         policy: Policy::None,
         denied: Arc::default(),
+        audit: None,
         run_dir: None,
         limits: Limits::NONE,
         clock: Arc::new(SystemClock),
