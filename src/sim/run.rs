@@ -127,14 +127,14 @@ pub async fn run_in(world: World, options: Options, exe: &Path, work: &Path) -> 
     let mut troubles = Vec::new();
     let line = live::show(options.nodes, pause, run.gateways.clone(), run.counts.clone(), run.tally.clone());
     let line = tokio::spawn(line);
-    let connect = patience(CONNECT, options.nodes);
+    let connect = patience(CONNECT, options.nodes) + options.chaos.forgiven_after();
     if !settled(&run.gateways, options.nodes, connect).await {
         troubles.push(format!("not every node was connected {} s after its start", connect.as_secs()));
     }
     let witness = work.join("witness");
     let (driven, diary, grown_kib) = run.broken(&options, &witness).await?;
     troubles.extend(driven.troubles);
-    let settle = patience(SETTLE, options.nodes);
+    let settle = patience(SETTLE, options.nodes) + options.chaos.forgiven_after();
     if !settled(&run.gateways, options.nodes, settle).await {
         troubles.push(format!("not everything had settled {} s after the last fault", settle.as_secs()));
     }
@@ -152,6 +152,7 @@ pub async fn run_in(world: World, options: Options, exe: &Path, work: &Path) -> 
     troubles.extend(diary.troubles);
     let mut report = Report::new(options, &evidence, judge(&evidence));
     report.faults = run.tally.counts();
+    report.faults.extend(evidence.lie_counts());
     report.memory_kib = grown_kib / u64::try_from(report.options.nodes.max(1)).unwrap_or(u64::MAX);
     report.troubles = troubles;
     if let Some(path) = report.options.page.clone() {

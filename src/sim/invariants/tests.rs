@@ -144,7 +144,7 @@ fn a_result_that_the_witness_does_not_bear_out_breaks_i2() {
     assert_eq!(broken(|evidence| evidence.commands[0] = view("c-0", "failed", "exit-status")), ["I2"]);
     for state in ["rejected", "expired"] {
         let at = |ended_ms| CommandView { ended_ms, late_facts: 1, ..view("c-0", state, "expired") };
-        assert_eq!(broken(|evidence| evidence.commands[0] = at(60_000)), ["I2"], "{state} before its time");
+        assert_eq!(broken(|evidence| evidence.commands[0] = at(60_000)), ["I4"], "{state} before its time");
         assert_eq!(broken(|evidence| evidence.commands[0] = at(60_001)), [""; 0], "{state}");
     }
     assert_eq!(broken(|evidence| drop(evidence.witness.insert("x".into(), Runs::default()))), ["I2"]);
