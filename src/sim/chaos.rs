@@ -36,12 +36,6 @@ impl Level {
         }
     }
 
-    /// How much longer nodes may need to come back: one whose clock a gateway has pushed far asks the join service for the
-    /// time once in ten minutes.
-    pub fn forgiven_after(self) -> Duration {
-        if self == Self::Hostile { Duration::from_secs(600) } else { Duration::ZERO }
-    }
-
     /// What its gateways do that honest ones do not.
     pub fn lies(self) -> Lies {
         let told: &[Rate] = if self == Self::Hostile { LIES } else { &[] };
@@ -96,22 +90,23 @@ const GATEWAY: &[Row<Outage>] = &[
 
 /// How often a hostile gateway tells each lie where it can be, ‰.
 const LIES: &[Rate] = &[
-    Rate(Lie::ForgeUnsigned, 50),
-    Rate(Lie::ForgeSigned, 50),
-    Rate(Lie::AlterBody, 50),
-    Rate(Lie::SwapNodes, 50),
+    Rate(Lie::ForgeUnsigned, 300),
+    Rate(Lie::ForgeSigned, 300),
+    Rate(Lie::AlterBody, 300),
+    Rate(Lie::SwapNodes, 300),
     Rate(Lie::ForgeCancel, 100),
-    Rate(Lie::ForgeBundle, 50),
-    Rate(Lie::ForgeRevocation, 50),
-    Rate(Lie::ReplayEnded, 200),
+    Rate(Lie::ForgeBundle, 300),
+    Rate(Lie::ForgeRevocation, 300),
+    Rate(Lie::ReplayEnded, 300),
     Rate(Lie::Reorder, 100),
     // Of those that expire within a minute, of which there are few.
-    Rate(Lie::Withhold, 400),
-    Rate(Lie::TimeBehind, 80),
-    Rate(Lie::TimeAhead, 80),
-    Rate(Lie::TimePushed, 80),
-    Rate(Lie::AckResult, 30),
-    Rate(Lie::AckEvents, 30),
+    Rate(Lie::Withhold, 500),
+    // Of Welcomes there are few, too.
+    Rate(Lie::TimeBehind, 120),
+    Rate(Lie::TimeAhead, 120),
+    Rate(Lie::TimePushed, 120),
+    Rate(Lie::AckResult, 50),
+    Rate(Lie::AckEvents, 100),
 ];
 
 /// Faults of the store.

@@ -37,6 +37,12 @@ impl<'a> Told<'a> {
         self.text("answer")
     }
 
+    /// How far ahead the time was that it named, ms.
+    pub fn ahead_ms(&self) -> i64 {
+        let said = self.detail.get("said_ms").and_then(Value::as_i64);
+        said.map_or(0, |said| said.saturating_sub(self.at_ms))
+    }
+
     fn text(&self, field: &str) -> &'a str {
         self.detail.get(field).and_then(Value::as_str).unwrap_or_default()
     }

@@ -127,14 +127,14 @@ pub async fn run_in(world: World, options: Options, exe: &Path, work: &Path) -> 
     let mut troubles = Vec::new();
     let line = live::show(options.nodes, pause, run.gateways.clone(), run.counts.clone(), run.tally.clone());
     let line = tokio::spawn(line);
-    let connect = patience(CONNECT, options.nodes) + options.chaos.forgiven_after();
+    let connect = patience(CONNECT, options.nodes);
     if !settled(&run.gateways, options.nodes, connect).await {
         troubles.push(format!("not every node was connected {} s after its start", connect.as_secs()));
     }
     let witness = work.join("witness");
     let (driven, diary, grown_kib) = run.broken(&options, &witness).await?;
     troubles.extend(driven.troubles);
-    let settle = patience(SETTLE, options.nodes) + options.chaos.forgiven_after();
+    let settle = patience(SETTLE, options.nodes) + observe::forgiven_after(&run.gateways).await?;
     if !settled(&run.gateways, options.nodes, settle).await {
         troubles.push(format!("not everything had settled {} s after the last fault", settle.as_secs()));
     }

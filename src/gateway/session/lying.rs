@@ -1,8 +1,8 @@
 //! A session of a compromised gateway: what it puts among the true frames, keeps back, and claims to have stored. A
 //! gateway without lies passes through here and does nothing.
 //!
-//! All of it is this one session's memory: what is kept back when it ends is delivered in the next one, as everything that
-//! was in flight.
+//! What it remembers is this one session's: what was to be overtaken when it ends is delivered in the next one, as everything
+//! that was in flight. What is withheld stands in the store, so that no other gateway delivers it in time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,8 +24,6 @@ use crate::wire::pb::gateway_frame::Frame as Out;
 
 /// A command that would live on for longer is not kept back until it has expired.
 const WITHHELD_AT_MOST: Duration = Duration::from_secs(61);
-/// Behind its expiry.
-const TOO_LATE: Duration = Duration::from_millis(500);
 /// A command waits so long for one that overtakes it.
 const OVERTAKEN_WITHIN: Duration = Duration::from_secs(5);
 /// Lies whose answers are waited for.
@@ -36,8 +34,6 @@ const OPEN: usize = 1000;
 pub(super) struct Lying {
     /// Commands that were lies, until the node says what it makes of them.
     open: BTreeMap<CommandId, Lie>,
-    /// To be delivered when they have expired.
-    withheld: Vec<(Instant, Deliver)>,
     /// To be overtaken until then.
     overtaken: Option<(Instant, Deliver)>,
 }
@@ -45,8 +41,7 @@ pub(super) struct Lying {
 impl Lying {
     /// When something that was kept back is due.
     pub(super) fn due(&self) -> Option<Instant> {
-        let withheld = self.withheld.iter().map(|(at, _)| *at);
-        withheld.chain(self.overtaken.as_ref().map(|(at, _)| *at)).min()
+        self.overtaken.as_ref().map(|(at, _)| *at)
     }
 }
 
@@ -100,6 +95,9 @@ impl Session {
                 self.tell_command(Lie::ReplayEnded, ended).await?;
             }
         }
+        for late in self.hub.store.withheld(self.opening.route.node.clone()).await? {
+            self.tell_command(Lie::Withhold, late).await?;
+        }
         self.forge_documents().await
     }
 
@@ -136,8 +134,7 @@ impl Session {
     pub(super) async fn deliver_or_lie(&mut self, deliver: Deliver) -> Result<(), Ended> {
         let left = expires(&deliver).since(self.hub.now());
         if deliver.attempt == 1 && left <= WITHHELD_AT_MOST && self.draws(Lie::Withhold) {
-            self.lying.withheld.push((Instant::now() + left + TOO_LATE, deliver));
-            return Ok(());
+            return Ok(self.hub.store.withhold(deliver.id).await?);
         }
         if self.lying.overtaken.is_none() && self.draws(Lie::Reorder) {
             self.lying.overtaken = Some((Instant::now() + OVERTAKEN_WITHIN, deliver));
@@ -159,19 +156,10 @@ impl Session {
         Ok(())
     }
 
-    /// Delivers what was kept back for so long.
+    /// Delivers what was to be overtaken, and was not.
     pub(super) async fn deliver_late(&mut self) -> Result<(), Ended> {
-        let now = Instant::now();
-        if self.lying.overtaken.as_ref().is_some_and(|(at, _)| *at <= now)
-            && let Some((_, deliver)) = self.lying.overtaken.take()
-        {
+        if let Some((_, deliver)) = self.lying.overtaken.take_if(|(at, _)| *at <= Instant::now()) {
             self.send_command(deliver).await?;
-        }
-        let withheld = std::mem::take(&mut self.lying.withheld);
-        let (late, kept) = withheld.into_iter().partition(|(at, _)| *at <= now);
-        self.lying.withheld = kept;
-        for (_, deliver) in Vec::<(Instant, Deliver)>::from(late) {
-            self.tell_command(Lie::Withhold, deliver).await?;
         }
         Ok(())
     }

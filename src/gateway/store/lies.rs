@@ -4,7 +4,7 @@ use rusqlite::{OptionalExtension, params};
 
 use super::commands::{Deliver, read_deliver};
 use super::{Store, StoreError, events};
-use crate::model::NodeId;
+use crate::model::{CommandId, NodeId};
 
 impl Store {
     /// Notes what was told, or answered.
@@ -19,6 +19,39 @@ impl Store {
     ) -> Result<(), StoreError> {
         let now = self.clock();
         self.run(move |db| events::add(db, now().0, kind, node.as_str(), &detail)).await
+    }
+
+    /// Keeps a command back that was marked for its first delivery: it stays in its queue until it has expired.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn withhold(&self, id: CommandId) -> Result<(), StoreError> {
+        self.run(move |db| {
+            db.prepare_cached(
+                "UPDATE commands SET state = 'pending', deliveries = 0, dispatched_ms = 0,
+                 not_before_ms = not_after_ms + 1 WHERE id = ? AND state = 'dispatched' AND deliveries = 1",
+            )?
+            .execute([id.as_str()])?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Takes a node's commands that were kept back and have expired.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn withheld(&self, node: NodeId) -> Result<Vec<Deliver>, StoreError> {
+        self.run(move |db| {
+            db.prepare_cached(
+                "UPDATE commands SET not_before_ms = 0
+                 WHERE node_id = ? AND state = 'expired' AND deliveries = 0 AND not_before_ms > not_after_ms
+                 RETURNING id, seq, deliveries, lane, payload, NULL, signatures",
+            )?
+            .query_map([node.as_str()], read_deliver)?
+            .collect()
+        })
+        .await
     }
 
     /// The latest program of a node, or of any other one while it may still be accepted there.

@@ -1,5 +1,7 @@
 //! Whose clock decides.
 
+use std::collections::BTreeSet;
+
 use super::Verdict;
 use crate::gateway::control::{CommandView, NodeEventView};
 use crate::gateway::lies::Lie;
@@ -24,12 +26,13 @@ pub(super) fn one_clock_decides(evidence: &Evidence) -> Verdict {
             broken.push(format!("{} on {} expired before its time", row.id, row.node));
         }
     }
-    // One that was delivered before as well may have begun in time.
-    let late = evidence.lies().filter(|told| told.lie == Lie::Withhold);
-    for told in late {
+    // What another node was given meanwhile is not this clock's to judge.
+    let told_of = |lie| evidence.lies().filter(move |told| told.lie == lie);
+    let swapped: BTreeSet<&str> = told_of(Lie::SwapNodes).map(|told| told.command()).collect();
+    for told in told_of(Lie::Withhold).filter(|told| !swapped.contains(told.command())) {
         let row = evidence.commands.iter().find(|row| row.id.as_str() == told.command());
         let runs = CommandId::new(told.command()).map_or(0, |id| evidence.runs(&id));
-        if row.is_some_and(|row| row.deliveries == 1) && runs > 0 {
+        if row.is_some_and(|row| row.deliveries == 0) && runs > 0 {
             broken.push(format!("{} came to {} when it had expired, and ran", told.command(), told.node));
         }
     }
