@@ -105,7 +105,7 @@ impl Session {
         let node = self.opening.route.node.clone();
         let Some(original) = self.hub.store.latest_program(node, false).await? else { return Ok(()) };
         let Some(forger) = &self.hub.forger else { return Ok(()) };
-        let random = self.hub.with_rng(|rng| CommandId::random(rng));
+        let random = self.hub.with_rng(CommandId::random);
         let Ok(id) = CommandId::new(format!("{FORGED}{random}")) else { return Ok(()) };
         let forged = forger.command((&original.envelope, &original.id), &id, self.hub.now(), signed);
         let Some(envelope) = forged else { return Ok(()) };
