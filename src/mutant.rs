@@ -45,6 +45,14 @@ mutants! {
     BusyTerminal = "busy-taken-as-terminal";
     /// A result of a command that has ended ends it again.
     LateFactCounted = "late-fact-counted-twice";
+    /// A command or a cancellation is carried out, whoever has signed it.
+    SignatureUnchecked = "signature-not-checked";
+    /// A signed body is taken, whomever it is for.
+    WrongNodeTaken = "wrong-node-taken";
+    /// A command is begun after its end.
+    ExpiredTaken = "expired-taken";
+    /// The machine's own clock says when a command has expired.
+    WallClockDecides = "wall-clock-decides";
 }
 
 /// Whether this process breaks that promise.

@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use crate::clock::SystemClock;
 use crate::config::LogFormat;
 use crate::gateway::control::ClientError;
+use crate::gateway::lies::Rate;
 use crate::gateway::worker::{self, Child, Desk, Link};
 use crate::gateway::{self, GatewayError, Lies, Limits, Options, Ready, ServingFiles};
 use crate::model::Exit;
@@ -100,9 +101,10 @@ pub(super) struct Args {
     /// Hangs up after each Welcome.
     #[arg(long, hide = true)]
     hang_up: bool,
-    /// Delivers the latest of a node's ended commands again, in each session.
-    #[arg(long, hide = true)]
-    replay_ended: bool,
+    /// A lie of a gateway that was taken over, and how often it is told where it can be, in thousandths [default: always];
+    /// may be given several times.
+    #[arg(long = "lie", value_name = "NAME[=PERMILLE]", hide = true)]
+    told: Vec<Rate>,
     /// Stops when its standard input ends: the end of whoever started it with a pipe is then its own.
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
@@ -126,6 +128,11 @@ pub(super) fn run(args: Args) -> Exit {
     let works = args.worker.or_else(|| own.as_ref().map(|own| own.state.clone())).unwrap_or_default();
     // Told to `bcd ctl`, which runs elsewhere.
     let works = std::path::absolute(&works).unwrap_or(works);
+    let mut lies = Lies::default();
+    lies.welcome_ahead = args.welcome_ahead;
+    lies.welcome_behind = args.welcome_behind;
+    lies.hangs_up = args.hang_up;
+    let lies = args.told.iter().fold(lies, |lies, rate| lies.and(*rate));
     let options = Options {
         store: args.store,
         trust_domain: args.trust_domain,
@@ -139,12 +146,7 @@ pub(super) fn run(args: Args) -> Exit {
         limits: Limits { rate: args.rate, streams: args.max_streams, ..Limits::default() },
         protocol,
         upgrade_only: args.upgrade_only,
-        lies: Lies {
-            welcome_ahead: args.welcome_ahead,
-            welcome_behind: args.welcome_behind,
-            hangs_up: args.hang_up,
-            replays: args.replay_ended,
-        },
+        lies,
         seed: args.seed,
         ..Options::new(args.state, args.listen, Link::at(&works))
     };
@@ -349,6 +351,7 @@ fn gateway_exit(error: &GatewayError) -> Exit {
         | GatewayError::Store(_)
         | GatewayError::Tls(_)
         | GatewayError::Listen(..)
+        | GatewayError::Forger(_)
         | GatewayError::Serve(_) => Exit::Failed,
     }
 }

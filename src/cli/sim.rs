@@ -92,7 +92,7 @@ enum Chaos {
     Light,
     /// Every fault there is, each agent struck about every 4 s, each gateway about every 14 s
     Heavy,
-    /// As heavy, and the gateways deliver commands again that have ended
+    /// As heavy, and the gateways lie: they forge, replay, reorder, withhold, ack what they did not store, turn time
     Hostile,
 }
 

@@ -52,7 +52,10 @@ use self::lanes::{Credit, InFlight};
 use crate::admission::Context;
 use crate::failpoint;
 use crate::journal::{Admission, Durable, Journal, Reattached};
-use crate::model::{Answer, AnswerState, CommandId, Digest, EventType, Kind, Lane, NewEvent, Reason, Role};
+use crate::model::{
+    Answer, AnswerState, CommandId, Digest, EventType, Kind, Lane, NewEvent, Reason, Role, ServerTime,
+};
+use crate::mutant::{self, Mutant};
 use crate::ports::Reboot;
 use crate::session::outbox::{OutboxSender, Outgoing};
 use crate::session::working_clock::WorkingClock;
@@ -357,12 +360,20 @@ impl Shared {
             role: self.parts.role,
             denied: Arc::clone(&self.parts.denied),
             now: self.parts.working.now(),
-            signed: self.parts.working.signed(),
+            signed: self.signed(),
             applied_generation: 0,
             credit,
             stopping: self.parts.lanes.stopping(),
             held: self.parts.lanes.on_hold(),
         }
+    }
+
+    fn signed(&self) -> Option<ServerTime> {
+        let working = &self.parts.working;
+        if mutant::is(Mutant::WallClockDecides) {
+            return Some(ServerTime(working.clock().wall_ms()));
+        }
+        working.signed()
     }
 
     fn boot(&self) -> Duration {

@@ -103,6 +103,8 @@ pub enum Request {
     Worker,
     /// Counts.
     Stats,
+    /// Ends the lies of a gateway, and its sessions with them.
+    Reform,
     /// An outage of the store, for the simulator: its write lock is held, so that no gateway can write.
     StopStore {
         /// For so long, ms; at most a minute.

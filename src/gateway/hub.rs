@@ -2,6 +2,7 @@
 //! rebuilt by the next Hellos, which is why a gateway's crash costs a reconnect and nothing more.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,7 +13,9 @@ use tonic::{Code, Status};
 
 use super::Settings;
 use super::admission::{self, Bucket};
+use super::forger::Forger;
 use super::lease::Grant;
+use super::lies::{Lie, Lies};
 use super::store::{Lease, Store, Stray};
 use super::trust::Bundle;
 use super::worker;
@@ -27,6 +30,10 @@ const ORDERS: usize = 64;
 pub struct Hub {
     /// As configured, with defaults filled in.
     pub settings: Settings,
+    /// Its keys, where it is to lie.
+    pub forger: Option<Forger>,
+    /// It has lied, and does so no more.
+    reformed: AtomicBool,
     /// The store.
     pub store: Store,
     /// Who signs and issues.
@@ -161,7 +168,7 @@ impl Live {
 
 impl Hub {
     pub(super) fn new(
-        settings: Settings,
+        (settings, forger): (Settings, Option<Forger>),
         store: Store,
         (worker, tls): (worker::Link, Arc<rustls::ServerConfig>),
         grant: Grant,
@@ -174,6 +181,8 @@ impl Hub {
             streams: Arc::new(Semaphore::new(limits.streams)),
             hellos: Arc::new(Semaphore::new(limits.pending_hellos)),
             settings,
+            forger,
+            reformed: AtomicBool::new(false),
             store,
             worker,
             tls,
@@ -236,6 +245,30 @@ impl Hub {
     /// Randomness, seeded once.
     pub fn with_rng<T>(&self, draw: impl FnOnce(&mut StdRng) -> T) -> T {
         draw(&mut lock(&self.rng))
+    }
+
+    /// Whether it lies.
+    pub fn lies(&self) -> bool {
+        self.settings.lies.any() && !self.reformed.load(Ordering::Relaxed)
+    }
+
+    /// Whether this lie is told now.
+    pub fn draws(&self, lie: Lie) -> bool {
+        self.lies() && self.with_rng(|rng| self.settings.lies.draw(lie, rng))
+    }
+
+    /// The time that a Welcome names, and the lie that it is.
+    pub fn welcome_time(&self, not_after: ServerTime) -> (ServerTime, Option<Lie>) {
+        let lies = if self.reformed.load(Ordering::Relaxed) { Lies::default() } else { self.settings.lies };
+        self.with_rng(|rng| lies.welcome_time(self.now(), not_after, rng))
+    }
+
+    /// It lies no more. Whoever believed it comes anew and is asked again for what was acked and not stored.
+    pub fn reform(&self) {
+        self.reformed.store(true, Ordering::Relaxed);
+        for (_, live) in self.sessions() {
+            live.end(SessionEnd::told(Code::Unavailable, Reason::Draining, "the gateway was put right"));
+        }
     }
 
     /// A refusal, counted.

@@ -13,11 +13,12 @@ mod body;
 mod command_state;
 pub mod control;
 mod credits;
+mod forger;
 mod hello;
 mod house;
 mod hub;
 mod lease;
-mod lies;
+pub mod lies;
 pub mod lines;
 mod neighbours;
 mod node_events;
@@ -184,6 +185,9 @@ pub enum GatewayError {
     /// The control socket cannot be made.
     #[error("cannot listen on the control socket {0} (its path may have at most 107 bytes)")]
     Control(PathBuf, #[source] std::io::Error),
+    /// A gateway that is to forge has no keys to forge with.
+    #[error(transparent)]
+    Forger(#[from] forger::ForgerError),
     /// Another process has this gateway's id.
     #[error(
         "another process has taken the lease of gateway {0}; a directory of a gateway must not be copied"

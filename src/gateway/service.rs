@@ -11,6 +11,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::hello::{self, Checked};
 use super::hub::{Hub, Live, SessionEnd, revoked_message};
+use super::lies;
 use super::neighbours;
 use super::peer::Peer;
 use super::session::{self, Begun, Opening, Outgoing, chain};
@@ -137,6 +138,12 @@ impl Service {
         hub.event_added();
         hub.commands_ended(&opened.effects.ended());
         let settings = &hub.settings;
+        let (server_time, lie) = hub.welcome_time(peer.not_after);
+        if let Some(lie) = lie {
+            let detail = serde_json::json!({ "lie": lie.name(), "said_ms": server_time.0 });
+            let noted = hub.store.note_lie(peer.node.clone(), lies::TOLD, detail).await;
+            noted.map_err(|error| self.internal(&error))?;
+        }
         let welcome = pb::Welcome {
             session_id: hub.with_rng(session_id),
             gateway_id: settings.gateway_id.clone(),
@@ -144,7 +151,7 @@ impl Service {
             proto,
             proto_min: settings.protocol.min(),
             proto_max: settings.protocol.max(),
-            server_time_ms: settings.lies.welcome_time(hub.now()).0,
+            server_time_ms: server_time.0,
             heartbeat_interval_ms: u32::try_from(settings.heartbeat_interval.as_millis()).unwrap_or(u32::MAX),
             lane_credits: settings.lane_credits.iter().map(|(lane, n)| (lane.name().into(), *n)).collect(),
             journal_id: journal_id.to_string(),

@@ -6,6 +6,8 @@
 //! expiry, and the word of another part of the gateway that the session is over: both cut in even while a send
 //! waits for a node that does not read.
 
+mod lying;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::Instant;
 use tonic::{Code, Status, Streaming};
 
+use self::lying::Lying;
 use super::credits::Credits;
 use super::hub::{Hub, Live, SessionEnd, lock};
 use super::node_events::Batch;
@@ -96,6 +99,7 @@ pub async fn run(
         phase: Phase::AwaitingHeartbeat,
         next_due: None,
         ignored_logged: false,
+        lying: Lying::default(),
     };
     let end = tokio::select! {
         biased;
@@ -160,6 +164,7 @@ struct Session {
     /// When a back-off of this node ends.
     next_due: Option<Instant>,
     ignored_logged: bool,
+    lying: Lying,
 }
 
 /// Ends the session.
@@ -207,6 +212,7 @@ impl Session {
         self.ack(None, acks).await?;
         loop {
             let due = self.next_due.unwrap_or_else(|| Instant::now() + WATCH);
+            let late = self.lying.due();
             tokio::select! {
                 // What is to be sent first: a node that never falls silent must not keep a cancellation back.
                 biased;
@@ -217,6 +223,7 @@ impl Session {
                 },
                 () = self.live.poke.notified() => self.dispatch().await?,
                 () = tokio::time::sleep_until(due), if self.next_due.is_some() => self.dispatch().await?,
+                () = tokio::time::sleep_until(late.unwrap_or(due)), if late.is_some() => self.deliver_late().await?,
             }
         }
     }
@@ -281,10 +288,12 @@ impl Session {
         }
     }
 
-    async fn apply(&mut self, updates: Vec<Update>) -> Result<(), Ended> {
+    async fn apply(&mut self, mut updates: Vec<Update>) -> Result<(), Ended> {
         if updates.is_empty() {
             return Ok(());
         }
+        self.note_answers(&updates).await?;
+        let swallowed = self.swallow_results(&mut updates).await?;
         // A crash test counts updates, however many of them happen to share a transaction.
         let count = updates.len();
         (0..count).for_each(|_| failpoint::hit(failpoint::GATEWAY_UPDATE));
@@ -293,7 +302,7 @@ impl Session {
         (0..count).for_each(|_| failpoint::hit(failpoint::GATEWAY_STORED));
         self.account(&effects);
         self.hub.commands_ended(&effects.ended());
-        self.ack(None, effects.acks()).await
+        self.ack(None, [effects.acks(), swallowed].concat()).await
     }
 
     /// Stores a node's events and acks what is stored of their journal.
@@ -306,7 +315,10 @@ impl Session {
             }
         };
         let (node, now) = (self.opening.route.node.clone(), self.hub.now());
-        let (journal, event_seq) = self.hub.store.take_node_events(node, batch, now).await?;
+        let (journal, event_seq) = match batch.events.last().map(|event| event.seq) {
+            Some(last) if self.swallows_events(&batch).await? => (batch.journal, last),
+            _ => self.hub.store.take_node_events(node, batch, now).await?,
+        };
         let journal_id = journal.to_string();
         self.send(Out::Ack(pb::Ack { journal_id, event_seq, ..Default::default() })).await
     }
@@ -329,7 +341,7 @@ impl Session {
         if self.phase == Phase::AwaitingHeartbeat {
             self.first_heartbeat().await?;
         }
-        Ok(())
+        self.lie_at_heartbeat().await
     }
 
     async fn first_heartbeat(&mut self) -> Result<(), Ended> {
@@ -345,11 +357,6 @@ impl Session {
         }
         for (id, body) in first.cancels {
             self.send(Out::Cancel(cancel_frame(&id, body))).await?;
-        }
-        if self.hub.settings.lies.replays {
-            for deliver in self.hub.store.lately_ended(self.opening.route.node.clone()).await? {
-                self.deliver(deliver).await?;
-            }
         }
         Ok(())
     }
@@ -372,6 +379,13 @@ impl Session {
     }
 
     async fn deliver(&mut self, deliver: Deliver) -> Result<(), Ended> {
+        if self.hub.lies() {
+            return self.deliver_or_lie(deliver).await;
+        }
+        self.send_command(deliver).await
+    }
+
+    async fn send_command(&mut self, deliver: Deliver) -> Result<(), Ended> {
         self.credits.sent(deliver.lane);
         let command = pb::Command {
             seq: deliver.seq,

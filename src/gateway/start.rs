@@ -8,6 +8,7 @@ use rand::rngs::StdRng;
 use rand::{RngCore, SeedableRng};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
+use super::forger::Forger;
 use super::hub::Hub;
 use super::lease::Grant;
 use super::serving::Serving;
@@ -57,7 +58,8 @@ pub async fn prepare(
     };
     let last_notice = store.last_notice().await?;
     let grant = Grant::new(lease, asked, options.lease_life);
-    let hub = Hub::new(settings, store, (worker, tls), grant.clone(), clock, rng);
+    let forger = settings.lies.any().then(|| Forger::new(settings.trust_domain.clone())).transpose()?;
+    let hub = Hub::new((settings, forger), store, (worker, tls), grant.clone(), clock, rng);
     let serving = options.serving.map(|files| (serving, files));
     Ok((Arc::new(hub), Keeping { grant, last_notice, serving }))
 }

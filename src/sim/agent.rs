@@ -29,7 +29,6 @@ use crate::journal::{self, Limits, Memory, OpenError};
 use crate::model::{Exit, Incarnation, NodeId};
 use crate::node::{BuildError, Node, Options};
 use crate::ports::Connect;
-use crate::wire::dsse::Policy;
 use crate::wire::link::{BadEndpoint, Endpoint};
 use crate::wire::tls::BUILD_TIME;
 use crate::wire::version::Range;
@@ -210,7 +209,6 @@ impl Agent {
         let boot_id = self.machine.boot_id().map_err(AgentError::BootId)?;
         let mut config = Config::defaults();
         config.state = self.state.clone();
-        config.signatures = Policy::None;
         config.endpoints = self.endpoints()?;
         let old = skew::is_old(self.index, self.plan.skew);
         if old {

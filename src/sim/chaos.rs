@@ -10,6 +10,7 @@ use rand::seq::IndexedRandom as _;
 use super::faults::{Blow, Fault, Outage, What};
 use crate::failpoint::{self, Step};
 use crate::gateway::Lies;
+use crate::gateway::lies::{Lie, Rate};
 
 /// How much is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +21,7 @@ pub enum Level {
     Light,
     /// Every fault there is: an agent loses its link or its daemon about every 7 s, a gateway is lost about every 15 s.
     Heavy,
-    /// As heavy, and the gateways deliver commands again that have ended.
+    /// As heavy, and the gateways were taken over: they tell every lie that there is.
     Hostile,
 }
 
@@ -37,7 +38,8 @@ impl Level {
 
     /// What its gateways do that honest ones do not.
     pub fn lies(self) -> Lies {
-        Lies { replays: self == Self::Hostile, ..Lies::default() }
+        let told: &[Rate] = if self == Self::Hostile { LIES } else { &[] };
+        told.iter().fold(Lies::default(), |lies, rate| lies.and(*rate))
     }
 }
 
@@ -84,6 +86,27 @@ const GATEWAY: &[Row<Outage>] = &[
     Row { light: Some(12), heavy: Some(20), lasts_ms: DOWN_MS, draw: |_| Outage::Kill },
     Row { light: None, heavy: Some(60), lasts_ms: 1000..8000, draw: |_| Outage::Stall },
     Row { light: None, heavy: Some(300), lasts_ms: 21_000..25_000, draw: |_| Outage::Zombie },
+];
+
+/// How often a hostile gateway tells each lie where it can be, ‰.
+const LIES: &[Rate] = &[
+    Rate(Lie::ForgeUnsigned, 300),
+    Rate(Lie::ForgeSigned, 300),
+    Rate(Lie::AlterBody, 300),
+    Rate(Lie::SwapNodes, 300),
+    Rate(Lie::ForgeCancel, 100),
+    Rate(Lie::ForgeBundle, 300),
+    Rate(Lie::ForgeRevocation, 300),
+    Rate(Lie::ReplayEnded, 300),
+    Rate(Lie::Reorder, 100),
+    // Of those that expire within a minute, of which there are few.
+    Rate(Lie::Withhold, 500),
+    // Of Welcomes there are few, too.
+    Rate(Lie::TimeBehind, 120),
+    Rate(Lie::TimeAhead, 120),
+    Rate(Lie::TimePushed, 120),
+    Rate(Lie::AckResult, 50),
+    Rate(Lie::AckEvents, 100),
 ];
 
 /// Faults of the store.

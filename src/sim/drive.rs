@@ -66,7 +66,7 @@ pub struct Driven {
 }
 
 impl Drive<'_> {
-    /// Runs for the duration; when it returns, faults have stopped and every gateway is there.
+    /// Runs for the duration; when it returns, faults have stopped and every gateway is there and honest.
     ///
     /// # Errors
     /// A gateway did not come back.
@@ -87,6 +87,9 @@ impl Drive<'_> {
         let mut driven = loaded;
         for moments in struck {
             driven.moments.extend(moments?);
+        }
+        if chaos.lies().any() {
+            self.gateways.reform().await?;
         }
         Ok(driven)
     }

@@ -37,7 +37,7 @@ pub struct Foreign {
 }
 
 /// What can only be judged with the gateway's own history.
-const NOT_JUDGED: [&str; 4] = ["I1", "I2", "I5", "I7"];
+const NOT_JUDGED: [&str; 6] = ["I1", "I2", "I4", "I5", "I7", "I9"];
 
 /// Runs it, with all files below `work`.
 ///

@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::gateways::WORKER;
 use crate::gateway::Lies;
 use crate::gateway::control::{Client, ClientError, Request, Response};
+use crate::gateway::lies::Rate;
 
 /// Why the gateway cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -115,8 +116,8 @@ impl GatewayProcess {
         }
         more("--worker", work.join(WORKER).into());
         more("--heartbeat-interval", format!("{}ms", shape.heartbeat.as_millis()).into());
-        if shape.lies.replays {
-            arguments.push("--replay-ended".into());
+        for Rate(lie, permille) in shape.lies.rates() {
+            more("--lie", format!("{}={permille}", lie.name()).into());
         }
         let gateway = Self {
             exe: exe.to_owned(),

@@ -125,6 +125,17 @@ impl Gateways {
         join_all(up.map(|gateway| gateway.ask(request))).await.into_iter().flatten().collect()
     }
 
+    /// Ends their lies. All of them are up.
+    ///
+    /// # Errors
+    /// One did not answer.
+    pub async fn reform(&self) -> Result<(), GatewayError> {
+        for gateway in &self.each {
+            gateway.ask(&Request::Reform).await?;
+        }
+        Ok(())
+    }
+
     /// How many there are.
     pub fn count(&self) -> usize {
         self.each.len()

@@ -2,9 +2,11 @@
 //! has not held.
 
 mod effects;
+mod forged;
 mod telling;
 #[cfg(test)]
 mod tests;
+mod time;
 
 use std::collections::BTreeMap;
 
@@ -47,9 +49,11 @@ pub fn judge(evidence: &Evidence) -> Vec<Verdict> {
         one_terminal_state(evidence),
         effects::at_most_one(evidence),
         epochs_rise(evidence),
+        time::one_clock_decides(evidence),
         effects::none_ended_unasked(evidence),
         telling::once(evidence),
         converged(evidence),
+        forged::nothing_forged_counts(evidence),
     ]
 }
 

@@ -24,6 +24,7 @@ mod gateway_process;
 mod gateways;
 pub mod history;
 pub mod invariants;
+pub mod lies;
 mod live;
 pub mod load;
 mod memory;

@@ -12,7 +12,8 @@ use super::gateways::Gateways;
 use super::history::{Evidence, read_witness};
 use super::invariants::{every_end_told, is_terminal};
 use crate::blocking;
-use crate::gateway::control::{CommandView, NodeView, Request, Response, Stats};
+use crate::gateway::control::{CommandView, EventView, NodeView, Request, Response, Stats};
+use crate::gateway::lies::Lie;
 use crate::model::NodeId;
 
 /// An event is a round trip behind its result; this is many of them, and more than one redial.
@@ -114,16 +115,7 @@ pub async fn collect(
 ) -> Result<Evidence, SimError> {
     evidence.nodes = nodes_at_rest(gateway).await?;
     evidence.commands = history(gateway).await?;
-    let mut events = Vec::new();
-    loop {
-        let after = events.last().map_or(0, |event: &crate::gateway::control::EventView| event.seq);
-        match gateway.ask(&Request::Events { after, wait_ms: 0 }).await? {
-            Response::Events(page) if page.is_empty() => break,
-            Response::Events(page) => events.extend(page),
-            _ => return Err(SimError::Answer("events")),
-        }
-    }
-    evidence.events = events;
+    evidence.events = events(gateway).await?;
     evidence.credits = credits();
     evidence.gateways = gateway.count();
     let until = Instant::now() + TELLING;
@@ -141,6 +133,34 @@ pub async fn collect(
     let runs = read.unwrap_or_else(|error| Err(std::io::Error::other(error)));
     evidence.witness = runs.map_err(|source| SimError::Witness { path: witness.to_owned(), source })?;
     Ok(evidence)
+}
+
+async fn events(gateway: &Gateways) -> Result<Vec<EventView>, SimError> {
+    let mut events = Vec::<EventView>::new();
+    loop {
+        let after = events.last().map_or(0, |event| event.seq);
+        match gateway.ask(&Request::Events { after, wait_ms: 0 }).await? {
+            Response::Events(page) if page.is_empty() => return Ok(events),
+            Response::Events(page) => events.extend(page),
+            _ => return Err(SimError::Answer("events")),
+        }
+    }
+}
+
+/// A node whose clock a gateway has pushed far is refused by every honest one until the join service has told it the time,
+/// which it asks for once in ten minutes.
+const DOUBT_EVERY: Duration = Duration::from_secs(600);
+/// What a node makes nothing of, ms.
+const ALLOWED_MS: i64 = 300_000;
+
+/// How much longer nodes may need to come back, for what gateways told them of the time.
+///
+/// # Errors
+/// No gateway answered.
+pub async fn forgiven_after(gateways: &Gateways) -> Result<Duration, SimError> {
+    let known = Evidence { events: events(gateways).await?, ..Evidence::default() };
+    let far = known.lies().any(|told| told.lie == Lie::TimePushed && told.ahead_ms() > ALLOWED_MS);
+    Ok(if far { DOUBT_EVERY } else { Duration::ZERO })
 }
 
 async fn history(gateway: &Gateways) -> Result<Vec<CommandView>, SimError> {

@@ -134,7 +134,7 @@ pub async fn run_in(world: World, options: Options, exe: &Path, work: &Path) -> 
     let witness = work.join("witness");
     let (driven, diary, grown_kib) = run.broken(&options, &witness).await?;
     troubles.extend(driven.troubles);
-    let settle = patience(SETTLE, options.nodes);
+    let settle = patience(SETTLE, options.nodes) + observe::forgiven_after(&run.gateways).await?;
     if !settled(&run.gateways, options.nodes, settle).await {
         troubles.push(format!("not everything had settled {} s after the last fault", settle.as_secs()));
     }
@@ -152,6 +152,7 @@ pub async fn run_in(world: World, options: Options, exe: &Path, work: &Path) -> 
     troubles.extend(diary.troubles);
     let mut report = Report::new(options, &evidence, judge(&evidence));
     report.faults = run.tally.counts();
+    report.faults.extend(evidence.lie_counts());
     report.memory_kib = grown_kib / u64::try_from(report.options.nodes.max(1)).unwrap_or(u64::MAX);
     report.troubles = troubles;
     if let Some(path) = report.options.page.clone() {

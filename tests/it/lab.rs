@@ -122,6 +122,8 @@ pub struct Lab {
     pub program: PathBuf,
     pub gateway: Option<Process>,
     pub node: Option<Process>,
+    /// Which commands the node wants signed.
+    pub policy: &'static str,
     /// A worker that is apart from the gateway.
     worker: Option<Process>,
 }
@@ -131,7 +133,7 @@ impl Lab {
     fn empty() -> Self {
         let dir = tempfile::Builder::new().prefix("bcd-lab-").tempdir().expect("a directory");
         let program = env!("CARGO_BIN_EXE_bcd").into();
-        Self { dir, port: free_port(), program, gateway: None, node: None, worker: None }
+        Self { dir, port: free_port(), program, gateway: None, node: None, policy: "none", worker: None }
     }
 
     /// A lab with a running gateway.
@@ -182,7 +184,7 @@ impl Lab {
             .args(arguments)
             .env("BCD_STATE", self.path("node"))
             .env("BCD_RUN", self.path("run"))
-            .env("BCD_SIGNATURES_COMMANDS", "none")
+            .env("BCD_SIGNATURES_COMMANDS", self.policy)
             .env("BCD_LOG", "debug")
             // A machine of its own: a reboot is a line in this file, and the node's end.
             .env("BCD_FAKE_BOOT", self.path("boots"))
@@ -397,19 +399,29 @@ impl Lab {
     }
 
     pub fn enqueue(&self, kind: &str, args: Box<RawValue>) -> CommandId {
-        let draft = Draft { node: self.node_id(), kind: kind.into(), args, ttl_s: 3600, id: None };
+        self.enqueue_for(self.node_id(), kind, args, 3600)
+    }
+
+    /// A command for one of several nodes, which may be accepted for so long.
+    pub fn enqueue_for(&self, node: NodeId, kind: &str, args: Box<RawValue>, ttl_s: u64) -> CommandId {
+        let draft = Draft { node, kind: kind.into(), args, ttl_s, id: None };
         match self.ask(&self.signed(draft)) {
             Response::Enqueued(id) => id,
             other => panic!("{other:?}"),
         }
     }
 
-    /// A program that may not run twice: it appends `name` to the witness file, then does `rest`.
-    pub fn enqueue_program(&self, name: &str, rest: &str) -> CommandId {
+    /// A program's arguments: it appends `name` to the witness file, then does `rest`.
+    pub fn program(&self, name: &str, rest: &str) -> Box<RawValue> {
         let witness = self.path("witness");
         let script = format!(r#"echo "$1" >> "$2"{rest}"#);
         let argv = ["/bin/sh", "-c", &script, "sh", name, &witness.to_string_lossy()];
-        self.enqueue("node.exec", to_raw_value(&json!({ "argv": argv })).expect("arguments"))
+        to_raw_value(&json!({ "argv": argv })).expect("arguments")
+    }
+
+    /// A program that may not run twice: it appends `name` to the witness file, then does `rest`.
+    pub fn enqueue_program(&self, name: &str, rest: &str) -> CommandId {
+        self.enqueue("node.exec", self.program(name, rest))
     }
 
     /// How often the program of that name ran.

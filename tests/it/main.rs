@@ -11,6 +11,7 @@ mod dependencies;
 mod docs;
 mod faults;
 mod gateways;
+mod hostile;
 mod lab;
 mod lies;
 mod mutants;

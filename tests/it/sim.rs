@@ -45,7 +45,7 @@ fn a_short_run_under_faults_holds_every_invariant_and_leaves_nothing_behind() {
     let (output, tmp) = sim(&run.split(' ').chain([&*name]).collect::<Vec<_>>());
     let report = held(&output);
     assert_eq!((report["schema"].as_u64(), report["seed"].as_u64()), (Some(1), Some(3)));
-    assert_eq!(ids(&report), ["I1", "I2", "I3", "I5", "I7", "I8"]);
+    assert_eq!(ids(&report), ["I1", "I2", "I3", "I4", "I5", "I7", "I8", "I9"]);
     for fault in ["gateway-kill", "daemon-kill", "clock-jump"] {
         assert!(report["faults"][fault].as_u64() > Some(0), "{fault}: {report}");
     }
@@ -78,7 +78,7 @@ fn against_somebody_elses_gateway_only_what_the_agents_show_is_judged_and_the_re
     let (output, tmp) = sim(&run);
     let report = held(&output);
     assert_eq!(ids(&report), ["I3", "I8"]);
-    assert_eq!(report["not_judged"], serde_json::json!(["I1", "I2", "I5", "I7"]));
+    assert_eq!(report["not_judged"], serde_json::json!(["I1", "I2", "I4", "I5", "I7", "I9"]));
     assert_eq!(report["connected"].as_u64(), Some(3));
     assert_eq!(lab.nodes().len(), 3, "they joined there");
     assert_eq!(left_behind(&tmp), 0, "the run's files are removed");

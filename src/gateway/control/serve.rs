@@ -75,6 +75,10 @@ async fn carry_out(hub: &Hub, request: Request) -> Result<Response, StoreError> 
         }
         Request::Worker => Response::Worker(hub.worker.directory().map(Path::to_path_buf)),
         Request::Stats => stats(hub).await?,
+        Request::Reform => {
+            hub.reform();
+            Response::Done
+        }
         Request::StopStore { ms } => {
             store.stop(Duration::from_millis(ms).min(LONGEST_STOP)).await?;
             Response::Done

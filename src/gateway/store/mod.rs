@@ -13,6 +13,7 @@ mod events;
 mod hello;
 mod inline;
 mod lease;
+mod lies;
 mod liveness;
 mod node_events;
 mod notices;

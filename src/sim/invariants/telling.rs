@@ -7,17 +7,21 @@ use crate::gateway::control::CommandView;
 use crate::sim::history::Evidence;
 
 /// I7: a journal's events came once each, in order, with no number missing that was not told as dropped, and tell of
-/// every end that a result tells of, as a result came of every end that they tell of; only what a lost journal held may
-/// be untold.
+/// every end that a result tells of, as a result came of every end that they tell of; only what a lost journal held, and
+/// what a gateway acked and threw away, may be untold.
 pub(super) fn once(evidence: &Evidence) -> Verdict {
     let (mut last, mut broken) = (BTreeMap::<(&str, &str), u64>::new(), Vec::new());
+    let swallowed = evidence.swallowed();
     for event in &evidence.told {
         let place = last.entry((&event.node, &event.journal)).or_insert(0);
         let missing = (*place + 1 < event.seq).then(|| (*place + 1, event.seq - 1));
         if event.seq <= *place {
             broken.push(format!("{} told {} of {} after {place}", event.node, event.seq, event.journal));
         } else if let Some((from, to)) = missing
-            && event.dropped.is_none_or(|(first, last)| first > from || last < to)
+            && (from..=to).any(|seq| {
+                let dropped = event.dropped.is_some_and(|(first, last)| (first..=last).contains(&seq));
+                !dropped && !swallowed.event(&event.node, &event.journal, seq)
+            })
         {
             broken.push(format!("{} never told {from} to {to} of {}", event.node, event.journal));
         }
@@ -32,12 +36,15 @@ pub(super) fn once(evidence: &Evidence) -> Verdict {
         // A journal that comes after a lost one tells again of what its records say.
         let at_most = 1 + losses_since(evidence, row).count();
         let lost = at_most > 1;
-        if told.len() > at_most || (told.is_empty() && !lost) {
+        let untold = told.is_empty() && !lost && !swallowed.ends.contains(row.id.as_str());
+        if told.len() > at_most || untold {
             broken.push(format!("{} told of the end of {} in {} journals", row.node, row.id, told.len()));
         }
     }
     for row in evidence.commands.iter().filter(|row| no_result_came(row) && !evidence.had_twin(row)) {
-        if ends.contains_key(row.id.as_str()) && losses_since(evidence, row).next().is_none() {
+        let lost =
+            losses_since(evidence, row).next().is_some() || swallowed.results.contains(row.id.as_str());
+        if ends.contains_key(row.id.as_str()) && !lost {
             broken.push(format!("{} told of the end of {}, and its result never came", row.node, row.id));
         }
     }
@@ -57,11 +64,12 @@ fn no_result_came(row: &CommandView) -> bool {
 
 /// Whether there is no more to wait for before [`once`] is judged.
 pub fn every_end_told(evidence: &Evidence) -> bool {
-    let ends = evidence.told_ends();
+    let (ends, swallowed) = (evidence.told_ends(), evidence.swallowed());
+    let told = |id: &str| ends.contains_key(id) || swallowed.ends.contains(id);
     evidence
         .ended_by_nodes()
         .filter(|row| !evidence.had_twin(row))
-        .all(|row| ends.contains_key(row.id.as_str()) || losses_since(evidence, row).next().is_some())
+        .all(|row| told(row.id.as_str()) || losses_since(evidence, row).next().is_some())
 }
 
 /// Journals lost since the command came to its node: each may have held its end.

@@ -144,7 +144,7 @@ fn a_result_that_the_witness_does_not_bear_out_breaks_i2() {
     assert_eq!(broken(|evidence| evidence.commands[0] = view("c-0", "failed", "exit-status")), ["I2"]);
     for state in ["rejected", "expired"] {
         let at = |ended_ms| CommandView { ended_ms, late_facts: 1, ..view("c-0", state, "expired") };
-        assert_eq!(broken(|evidence| evidence.commands[0] = at(60_000)), ["I2"], "{state} before its time");
+        assert_eq!(broken(|evidence| evidence.commands[0] = at(60_000)), ["I4"], "{state} before its time");
         assert_eq!(broken(|evidence| evidence.commands[0] = at(60_001)), [""; 0], "{state}");
     }
     assert_eq!(broken(|evidence| drop(evidence.witness.insert("x".into(), Runs::default()))), ["I2"]);
@@ -316,4 +316,97 @@ fn what_was_open_while_two_machines_had_one_identity_is_not_held_against_either(
     };
     assert_eq!(broken(|evidence| twice(evidence, 3, 30)), [""; 0]);
     assert_eq!(broken(|evidence| twice(evidence, 5, 30)), ["I2", "I5"], "all had ended by then");
+}
+
+fn lie(kind: &str, detail: serde_json::Value) -> EventView {
+    EventView { seq: 9, at_ms: 1, kind: kind.into(), node: "n-1".into(), detail }
+}
+
+fn node_told(kind: &str, body: serde_json::Value) -> NodeEventView {
+    NodeEventView { kind: kind.into(), body, ..told(6, "") }
+}
+
+#[test]
+fn a_forgery_that_ran_was_answered_or_told_of_breaks_i9() {
+    let ran = |evidence: &mut Evidence| drop(evidence.witness.insert("forged-1".into(), Runs::default()));
+    assert_eq!(broken(ran), ["I9"]);
+    let answered = |lie_name: &'static str, answer: &'static str| {
+        move |evidence: &mut Evidence| {
+            let detail = serde_json::json!({ "lie": lie_name, "command": "forged-1", "answer": answer });
+            evidence.events.push(lie(crate::gateway::lies::ANSWERED, detail));
+        }
+    };
+    for (name, token) in [
+        ("forge-unsigned", "signature-required"),
+        ("forge-signed", "signature-invalid"),
+        ("alter-body", "signature-invalid"),
+        ("swap-nodes", "wrong-node"),
+    ] {
+        assert_eq!(broken(answered(name, token)), [""; 0], "{name}");
+        for answer in ["accepted", "running", "succeeded", "unknown-kind"] {
+            assert_eq!(broken(answered(name, answer)), ["I9"], "{name} {answer}");
+        }
+    }
+    assert_eq!(broken(answered("replay-ended", "succeeded")), [""; 0]);
+    for (kind, body) in [
+        ("command.accepted", serde_json::json!({ "id": "forged-1" })),
+        ("trust-bundle.taken", serde_json::json!({ "version": crate::gateway::lies::FORGED_VERSION })),
+        ("identity.revoked", serde_json::json!({ "serial": "01" })),
+    ] {
+        assert_eq!(broken(|evidence| evidence.told.push(node_told(kind, body))), ["I9"], "{kind}");
+    }
+    let true_one = serde_json::json!({ "version": 2 });
+    assert_eq!(broken(|evidence| evidence.told.push(node_told("trust-bundle.taken", true_one))), [""; 0]);
+}
+
+#[test]
+fn a_command_of_another_node_breaks_i9_and_one_that_nobody_cancelled_i2_as_well() {
+    let theirs = |evidence: &mut Evidence| {
+        let event = node_told("command.accepted", serde_json::json!({ "id": "c-0" }));
+        evidence.told.push(NodeEventView { node: "n-2".into(), ..event });
+    };
+    // Its journal begins at no event that anybody saw.
+    assert_eq!(broken(theirs), ["I7", "I9"]);
+    let cancelled = |evidence: &mut Evidence| evidence.commands[0] = view("c-0", "cancelled", "cancelled");
+    assert_eq!(broken(cancelled), ["I2", "I9"]);
+}
+
+#[test]
+fn a_command_that_ran_when_it_had_expired_and_a_session_refused_for_no_lie_break_i4() {
+    let late = |deliveries| {
+        move |evidence: &mut Evidence| {
+            evidence.commands[3].deliveries = deliveries;
+            let detail = serde_json::json!({ "lie": "withhold", "command": "c-3" });
+            evidence.events.push(lie(crate::gateway::lies::TOLD, detail));
+        }
+    };
+    assert_eq!(broken(late(0)), ["I4"]);
+    assert_eq!(broken(late(1)), [""; 0], "another gateway had delivered it in time");
+    let refused = |evidence: &mut Evidence| {
+        let body = serde_json::json!({ "last_end": "time-backwards" });
+        evidence.told.push(node_told("session.opened", body));
+    };
+    assert_eq!(broken(refused), ["I4"]);
+    let lied = |evidence: &mut Evidence| {
+        refused(evidence);
+        let detail = serde_json::json!({ "lie": "time-behind" });
+        evidence.events.push(lie(crate::gateway::lies::TOLD, detail));
+    };
+    assert_eq!(broken(lied), [""; 0]);
+}
+
+#[test]
+fn what_a_gateway_acked_and_threw_away_is_missed_by_nobody_and_nothing_else_is() {
+    let swallowed = |seq: u64, id: &'static str| {
+        move |evidence: &mut Evidence| {
+            evidence.told.remove(2);
+            let detail = serde_json::json!({
+                "lie": "ack-events", "journal": "j-1", "from": seq, "to": seq, "ends": [id],
+            });
+            evidence.events.push(lie(crate::gateway::lies::TOLD, detail));
+        }
+    };
+    assert_eq!(broken(swallowed(3, "c-2")), [""; 0]);
+    assert_eq!(broken(swallowed(4, "c-2")), ["I7"], "another number");
+    assert_eq!(broken(swallowed(3, "c-1")), ["I7"], "another end");
 }
