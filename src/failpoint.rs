@@ -6,7 +6,7 @@
 //! is seen by nobody else. Of many agents in one process [`agent::Armed`] ends one: the task that comes to the step
 //! unwinds, and takes its agent with it.
 
-/// A step of a command's life, of a join or of a renewal.
+/// A step of a command's life, of a join, of its end or of a renewal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step(&'static str);
 
@@ -75,6 +75,12 @@ steps! {
     JOIN_JOURNAL = "join.journal-made";
     /// identity.json was renamed into place.
     JOIN_IDENTITY = "join.identity-written";
+    /// A reset has moved identity.json aside.
+    RESET_IDENTITY = "reset.identity-aside";
+    /// A reset has moved everything aside but the journal.
+    RESET_HALF = "reset.half-aside";
+    /// A reset has moved everything aside.
+    RESET_DONE = "reset.done";
     /// A renewal's answer came and was verified.
     RENEW_ANSWERED = "renew.answered";
     /// The new key's file exists.

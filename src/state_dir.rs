@@ -235,6 +235,17 @@ impl StateDir {
         self.sync()
     }
 
+    /// Gives a file or directory another name, durably. Whoever calls has seen that the name is free.
+    ///
+    /// # Errors
+    /// See [`StateError`]; it keeps its name.
+    pub fn rename(&self, from: &str, to: &str) -> Result<(), StateError> {
+        let path = self.path.join(from);
+        fault(Point::StateRename, "rename", &path)?;
+        rustix::fs::renameat(&self.fd, from, &self.fd, to).map_err(|errno| system("rename", &path, errno))?;
+        self.sync()
+    }
+
     /// Creates a file that must not exist yet, durably.
     ///
     /// # Errors

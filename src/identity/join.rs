@@ -17,9 +17,11 @@ use tokio::time::Instant;
 
 use super::accept::{Accepted, AnswerError, Asked, accept};
 use super::keys::{self, KeyError, NodeKey};
+use super::reset::{self, ResetError};
 use super::stored::{self, FileError, Pending, Stored as _, StoredIdentity};
 use super::ticket::Ticket;
 use crate::blocking;
+use crate::clock::{Clock as _, SystemClock};
 use crate::failpoint;
 use crate::journal;
 use crate::model::{Digest, Exit, JournalId, NodeId, Reason, ServerTime};
@@ -109,6 +111,9 @@ pub enum JoinError {
     /// identity.json or join-pending.json cannot be used.
     #[error(transparent)]
     File(#[from] FileError),
+    /// A reset that was killed cannot be finished.
+    #[error(transparent)]
+    Reset(#[from] ResetError),
     /// The key cannot be made or used.
     #[error(transparent)]
     Key(#[from] KeyError),
@@ -211,6 +216,7 @@ impl JoinError {
             Self::File(FileError::Newer { .. }) => Exit::ForeignState,
             Self::File(_) | Self::Key(_) => Exit::CannotWrite,
             Self::Journal(error) => error.exit(),
+            Self::Reset(error) => error.exit(),
             Self::AnotherGateway { .. } | Self::NoEndpoint | Self::Seal(_) => Exit::BadInput,
             Self::Answer { source: AnswerError::TrustDomain { .. }, .. } => Exit::BadInput,
             Self::Refused { reason: Some(reason), .. } if ticket_is_bad(*reason) => Exit::BadInput,
@@ -280,6 +286,9 @@ fn prepare(state: &Path, token: Digest) -> Result<Prepared, JoinError> {
                 Err(JoinError::AlreadyJoined { node_id: stored.node_id, path })
             }
         };
+    }
+    if pending.is_none() {
+        reset::finish_killed(&dir, ServerTime(SystemClock.wall_ms()))?;
     }
     if let Some(pending) = pending
         && pending.token_sha256 == token

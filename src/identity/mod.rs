@@ -10,6 +10,7 @@ mod certificate;
 pub mod join;
 mod keys;
 pub mod renew;
+mod reset;
 pub mod schedule;
 mod stored;
 mod ticket;
@@ -24,6 +25,7 @@ pub use accept::{Accepted, AnswerError};
 pub use again::{Mark, join_again};
 pub use certificate::{CertificateError, Leaf};
 pub use keys::KeyError;
+pub use reset::{Aside, ResetError, reset};
 pub use stored::FileError;
 pub use ticket::{Ticket, TicketError, Token};
 

@@ -71,6 +71,9 @@ const JOIN_STEPS: &[failpoint::Step] = &[
     failpoint::JOIN_IDENTITY,
 ];
 
+const RESET_STEPS: &[failpoint::Step] =
+    &[failpoint::RESET_IDENTITY, failpoint::RESET_HALF, failpoint::RESET_DONE];
+
 /// The last of them comes when a session moves to the certificate.
 const RENEW_STEPS: &[failpoint::Step] = &[
     failpoint::RENEW_ANSWERED,
@@ -125,7 +128,8 @@ fn check_once(lab: &Lab, step: &str, name: &str, view: &CommandView) {
 fn every_step_is_killed_somewhere() {
     let node = NODE_STEPS.iter().map(|(step, _)| step.name());
     let supervisor = SUPERVISOR_STEPS.iter().map(|(step, ..)| step.name());
-    let others = GATEWAY_STEPS.iter().chain(JOIN_STEPS).chain(RENEW_STEPS).map(|step| step.name());
+    let others =
+        GATEWAY_STEPS.iter().chain(JOIN_STEPS).chain(RESET_STEPS).chain(RENEW_STEPS).map(|step| step.name());
     let covered: Vec<&str> = node
         .chain(supervisor)
         .chain(others)
@@ -228,6 +232,37 @@ fn a_join_killed_at_any_step_and_repeated_gives_one_working_identity() {
         assert!(again.status.success(), "{step}: {}", shown(&again));
         lab.start_node(None);
         lab.probe();
+    });
+}
+
+#[test]
+fn a_reset_killed_at_any_step_is_finished_by_the_next_join_and_its_ticket_is_used_once() {
+    for_each(RESET_STEPS, |step| {
+        let step = step.name();
+        let mut lab = Lab::joined();
+        // A journal with rows, which a join would not replace.
+        let id = lab.enqueue_program("one", "");
+        lab.start_node(None);
+        lab.ended(&id);
+        assert!(lab.node().terminate().success(), "{step}\n{}", lab.logs());
+        let ticket = lab.ticket(1);
+        let mut reset = lab.join_command(&ticket, Some(step));
+        let killed = reset.args(["--reset", "--yes"]).output().expect("bcd starts");
+        let signal = std::os::unix::process::ExitStatusExt::signal(&killed.status);
+        assert_eq!(signal, Some(9), "{step}: {}", shown(&killed));
+        let joined = lab.join(&ticket);
+        assert!(joined.status.success(), "{step}: {}", shown(&joined));
+        let aside = std::fs::read_dir(lab.path("node")).expect("a directory").map(Result::unwrap);
+        let aside: Vec<String> = aside.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        let stamps: std::collections::BTreeSet<&str> =
+            aside.iter().filter_map(|name| name.split_once(".reset-")).map(|(_, stamp)| stamp).collect();
+        assert_eq!(stamps.len(), 1, "{step}: {aside:?}");
+        for name in ["identity.json.", "keys.", "journal.db.", "begun.", "outcome."] {
+            assert_eq!(aside.iter().filter(|aside| aside.starts_with(name)).count(), 1, "{step}: {aside:?}");
+        }
+        lab.start_node(None);
+        until(&format!("{step}: a session"), || lab.status()?["session"]["live"].as_object().map(drop));
+        assert!(lab.node().terminate().success(), "{step}\n{}", lab.logs());
     });
 }
 
