@@ -81,6 +81,12 @@ steps! {
     RESET_HALF = "reset.half-aside";
     /// A reset has moved everything aside.
     RESET_DONE = "reset.done";
+    /// A seal has removed every identity.
+    SEAL_IDENTITY = "seal.identity-removed";
+    /// That the machine leaves is durable in its journal.
+    LEAVE_RECORDED = "leave.recorded";
+    /// The control plane has heard that the machine leaves; identity and journal are in their places.
+    LEAVE_TOLD = "leave.told";
     /// A renewal's answer came and was verified.
     RENEW_ANSWERED = "renew.answered";
     /// The new key's file exists.
@@ -105,6 +111,8 @@ steps! {
     GATEWAY_ACKED = "gateway.acked";
     /// The Hello transaction is durable, no Welcome was sent.
     GATEWAY_HELLO = "gateway.hello";
+    /// A node that leaves is gone at worker and gateway, and its word is not acked.
+    GATEWAY_LEFT = "gateway.left";
     /// A join is durable at the gateway, no answer was sent.
     GATEWAY_JOINED = "gateway.joined";
 }

@@ -277,6 +277,20 @@ impl StateDir {
         self.sync()
     }
 
+    /// Removes a file, a link, or a directory with all that is in it, durably. No link is followed.
+    ///
+    /// # Errors
+    /// See [`StateError`].
+    pub fn remove_all(&self, name: &str) -> Result<(), StateError> {
+        let path = self.path.join(name);
+        let removed = match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
+            Err(Errno::ISDIR) => std::fs::remove_dir_all(&path).map_err(|error| errno_of(&error)),
+            removed => removed,
+        };
+        removed.map_err(|errno| system("remove", &path, errno))?;
+        self.sync()
+    }
+
     fn remove_unsynced(&self, name: &str) -> Result<(), StateError> {
         match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),

@@ -90,6 +90,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
         patience: (!args.wait).then(|| Duration::from_secs(args.try_for)),
         journal: JournalOptions { incarnation, boot_id, wal_bytes: crate::node::WAL_BYTES },
         facts: facts(),
+        machine: super::node::traces(),
         connect: Arc::new(Tcp),
         rng,
     };
@@ -99,7 +100,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
     Ok(Exit::Done)
 }
 
-fn moved(aside: &Aside) -> String {
+/// What an operator reads of a reset.
+pub(super) fn moved(aside: &Aside) -> String {
     let Some(node_id) = &aside.node_id else {
         return match aside.moved.len() {
             0 => "there was no identity to move aside\n".to_owned(),

@@ -7,9 +7,11 @@ mod config;
 mod ctl;
 #[cfg(feature = "fakehw")]
 mod gateway;
+mod image;
 mod join;
 mod journal;
 mod kinds;
+mod leave;
 mod node;
 mod package_files;
 #[cfg(feature = "fakehw")]
@@ -46,6 +48,8 @@ struct Cli {
 enum Command {
     Join(join::Args),
     Node(node::Args),
+    Leave(leave::Args),
+    Image(image::Args),
     Status(status::Args),
     Journal(journal::Args),
     Kinds(kinds::Args),
@@ -130,6 +134,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Exit {
     let done = match cli.command {
         Command::Join(args) => join::run(&args),
         Command::Node(args) => node::run(&args),
+        Command::Leave(args) => leave::run(&args),
+        Command::Image(args) => image::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Journal(args) => journal::run(&args),
         Command::Kinds(args) => kinds::run(&args),

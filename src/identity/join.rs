@@ -24,7 +24,7 @@ use crate::blocking;
 use crate::clock::{Clock as _, SystemClock};
 use crate::failpoint;
 use crate::journal;
-use crate::model::{Digest, Exit, JournalId, NodeId, Reason, ServerTime};
+use crate::model::{Digest, Exit, JournalId, Machine, NodeId, Reason, ServerTime};
 use crate::ports::Connect;
 use crate::state_dir::{DirLock, StateDir, StateError};
 use crate::wire::enroll::SealError;
@@ -51,6 +51,8 @@ pub struct Options {
     pub journal: JournalOptions,
     /// Advisory facts of the machine, at most [`crate::model::limits::JOIN_FACTS`].
     pub facts: BTreeMap<String, String>,
+    /// What ties the identity to this machine.
+    pub machine: Machine,
     /// The way to the gateway.
     pub connect: Arc<dyn Connect>,
     /// For the waits and the journal's id. The key does not come from it.
@@ -257,8 +259,8 @@ pub async fn join(mut options: Options, progress: impl FnMut(Retry<'_>)) -> Resu
         .map_err(|source| JoinError::Answer { endpoint, source })?;
     failpoint::hit(failpoint::JOIN_ANSWERED);
     let journal_id = JournalId::random(&mut options.rng);
-    let journal = options.journal;
-    blocking::run(move || install(&prepared, &accepted, &journal, journal_id)).await?
+    let (journal, machine) = (options.journal, options.machine);
+    blocking::run(move || install(&prepared, &accepted, &journal, journal_id, machine)).await?
 }
 
 enum Prepared {
@@ -309,6 +311,7 @@ fn install(
     accepted: &Accepted,
     journal: &JournalOptions,
     journal_id: JournalId,
+    machine: Machine,
 ) -> Result<Joined, JoinError> {
     let options = journal::Options {
         state: pledge.dir.path().to_owned(),
@@ -320,7 +323,7 @@ fn install(
     };
     journal::Locked::create(&options, Some(accepted.server_time), journal_id)?;
     failpoint::hit(failpoint::JOIN_JOURNAL);
-    let stored = StoredIdentity::new(accepted);
+    let stored = StoredIdentity::new(accepted, machine);
     stored.write(&pledge.dir)?;
     failpoint::hit(failpoint::JOIN_IDENTITY);
     finish(&pledge.dir, &stored, Some(accepted.server_time))
