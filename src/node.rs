@@ -298,10 +298,10 @@ impl Node {
         let (use_roots, roots) = watch::channel(self.identity.trust.command_roots.clone());
         let (end, ending) = watch::channel(None);
         let replaced = Arc::new(Notify::new());
-        let tell = Tell { identity: use_identity, roots: use_roots, ending: end };
+        let tell = Tell { identity: use_identity.clone(), roots: use_roots, ending: end };
         let renewals = self.renewals(tell, Arc::clone(&replaced));
         let (notices, noticed) = mpsc::channel(session::NOTICES);
-        let trusting = Box::pin(self.trusting(identity.clone(), noticed, Arc::clone(&replaced)).run());
+        let trusting = Box::pin(self.trusting(use_identity, noticed, Arc::clone(&replaced)).run());
         let renewing = self.renewing(identity.clone(), status.clone(), replaced);
         let upkeep = self.upkeep(conditions.clone(), status.clone(), identity.clone()).run();
         let notifier = Arc::clone(&self.options.notifier);
@@ -343,7 +343,7 @@ impl Node {
 
     fn trusting(
         &self,
-        identity: watch::Receiver<Identity>,
+        identity: watch::Sender<Identity>,
         notices: mpsc::Receiver<Notice>,
         replaced: Arc<Notify>,
     ) -> Trusting {

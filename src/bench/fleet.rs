@@ -20,7 +20,7 @@ use crate::model::{Incarnation, JournalId};
 use crate::node::{BuildError, Node, Options};
 use crate::wire::dsse::Policy;
 use crate::wire::grpc::GrpcDialer;
-use crate::wire::link::{Dialer as _, Link, LinkEnd};
+use crate::wire::link::{Dialer as _, Endpoint, Link, LinkEnd};
 use crate::wire::pb;
 use crate::wire::pb::node_frame::Frame;
 use crate::wire::tls::{self, BuildTime, Roots};
@@ -134,10 +134,18 @@ impl Held {
             identity.trust.endpoints.first().ok_or_else(|| FleetError::NoEndpoint(state.to_owned()))?;
         let hello = hello(identity, clock::boot_id()?.as_str());
         let dialer = GrpcDialer::new(Arc::new(tls), Arc::new(Tcp));
-        let mut link = dialer.open(endpoint, hello, KEEP_ALIVE).await.map_err(FleetError::Ended)?;
         loop {
-            let frame = link.receive().await.map_err(FleetError::Ended)?;
-            if let Some(pb::gateway_frame::Frame::Welcome(welcome)) = frame.frame {
+            match Self::dial(&dialer, endpoint, hello.clone()).await {
+                Err(LinkEnd { pushback: Some(wait), .. }) => tokio::time::sleep(wait).await,
+                opened => return opened.map_err(FleetError::Ended),
+            }
+        }
+    }
+
+    async fn dial(dialer: &GrpcDialer, endpoint: &Endpoint, hello: pb::NodeFrame) -> Result<Self, LinkEnd> {
+        let mut link = dialer.open(endpoint, hello, KEEP_ALIVE).await?;
+        loop {
+            if let Some(pb::gateway_frame::Frame::Welcome(welcome)) = link.receive().await?.frame {
                 let heartbeat = Duration::from_millis(welcome.heartbeat_interval_ms.max(1000).into());
                 return Ok(Self { link, heartbeat });
             }

@@ -48,6 +48,9 @@ pub enum JournalBenchError {
     Refused(String),
 }
 
+/// An accept writes two pages to the log, each behind its header.
+const FRAMES: usize = 2;
+const FRAME: usize = 24 + 4096;
 /// Accepts by many submitters for each of those in a row: at 200 in a row still below the results that may wait for an
 /// ack, 10,000.
 const AT_ONCE: usize = 20;
@@ -112,6 +115,7 @@ impl Group {
             Part::new("writes that share an fdatasync", "/s", self.raw),
             Aim::AtLeast(self.aim),
         )
+        .without_margin()
     }
 }
 
@@ -123,17 +127,17 @@ pub async fn run(options: &Options) -> Result<Vec<Figure>, JournalBenchError> {
     let place = Place::make(&options.state)?;
     let at = |name: &str| place.path().join(name);
     let mut raw = Raw::create(&at("raw"), options.size)?;
+    let mut frames = Raw::create(&at("raw-frames"), FRAME)?;
     let group = RawGroup::start(Raw::create(&at("raw-group"), options.size)?)?;
     let mut inline = Subject::create(&at("writer"), options.size, Mode::Inline)?;
     let mut thread = Subject::create(&at("submitter"), options.size, Mode::Thread)?;
     let mut full = Subject::create_full(&at("full"), options.size).await?;
 
-    let (mut raws, mut writers) = (Rounds::default(), Rounds::default());
-    let (mut submitters, mut fulls) = (Rounds::default(), Rounds::default());
+    let mut alone = Alone::default();
     let mut groups = [Group::new("group commit, 16", 16, 0.6), Group::new("group commit, 64", 64, 0.55)];
     let at_once = options.accepts * AT_ONCE;
     for _ in 0..options.rounds {
-        let mut times: [Vec<Duration>; 4] = Default::default();
+        let mut times: [Vec<Duration>; 5] = Default::default();
         for subject in [&mut inline, &mut thread, &mut full] {
             subject.prepare(options.accepts)?;
         }
@@ -143,55 +147,73 @@ pub async fn run(options: &Options) -> Result<Vec<Figure>, JournalBenchError> {
             times[1].push(inline.accept().await?);
             times[2].push(thread.accept().await?);
             times[3].push(full.accept().await?);
+            times[4].push(timed(async { frames.write(FRAMES) }).await?.1);
         }
         for subject in [&mut inline, &mut thread, &mut full] {
             subject.forget().await?;
         }
-        for (rounds, times) in [&mut raws, &mut writers, &mut submitters, &mut fulls].into_iter().zip(times) {
-            rounds.add(times);
-        }
+        alone.add(times);
         for side in &mut groups {
             side.raw.push(raw_group(&group.submitter(), at_once, side.submitters).await?);
             side.journal.push(a_second(at_once, thread.accepts_at_once(at_once, side.submitters).await?));
         }
     }
-    let mut figures = figures(options.size, raws, writers, submitters, fulls);
+    let mut figures = alone.figures(options.size);
     figures.extend(groups.map(Group::figure));
     #[cfg(feature = "fakehw")]
     figures.push(syncs(&at("counted"), options.size).await?);
     Ok(figures)
 }
 
-fn figures(size: usize, raws: Rounds, writers: Rounds, submitters: Rounds, fulls: Rounds) -> Vec<Figure> {
-    let ours = |what: &str, rounds: &[f64]| Part::new(what, "us", rounds.to_vec());
-    let sync = ours(&format!("overwrite of {size} bytes and fdatasync"), &raws.p50);
-    let empty = ours("with an empty one", &writers.p50);
-    vec![
-        Figure::new(
-            "accept, writer",
-            ours("p50 in the writer", &writers.p50),
-            sync.clone(),
-            Aim::AtMost(1.3),
-        ),
-        Figure::new(
-            "accept, submitter",
-            ours("p50 seen by the submitter", &submitters.p50),
-            sync,
-            Aim::AtMost(1.6),
-        ),
-        Figure::new(
-            "accept, writer, p99",
-            ours("p99 in the writer", &writers.p99),
-            ours("p99 of the overwrite", &raws.p99),
-            Aim::AtMost(3.0),
-        ),
-        Figure::new(
-            "accept, full journal",
-            ours("p50 with 10,000 events, 64 MiB", &fulls.p50),
-            empty,
-            Aim::AtMost(1.3),
-        ),
-    ]
+/// What is measured one at a time, in turn.
+#[derive(Debug, Default)]
+struct Alone {
+    raw: Rounds,
+    writer: Rounds,
+    submitter: Rounds,
+    full: Rounds,
+    frames: Rounds,
+}
+
+impl Alone {
+    /// A round, in the order of the fields.
+    fn add(&mut self, times: [Vec<Duration>; 5]) {
+        let Self { raw, writer, submitter, full, frames } = self;
+        for (rounds, times) in [raw, writer, submitter, full, frames].into_iter().zip(times) {
+            rounds.add(times);
+        }
+    }
+
+    fn figures(self, size: usize) -> Vec<Figure> {
+        let part = |what: &str, rounds: &[f64]| Part::new(what, "us", rounds.to_vec());
+        let writer = part("p50 in the writer", &self.writer.p50);
+        let sync = part(&format!("overwrite of {size} bytes and fdatasync"), &self.raw.p50);
+        let p99 = part("p99 in the writer", &self.writer.p99);
+        let full = part("p50 with 10,000 events, 64 MiB", &self.full.p50);
+        vec![
+            Figure::new("accept, writer", writer.clone(), sync.clone(), Aim::AtMost(1.3)).without_margin(),
+            Figure::new(
+                "accept, its bytes",
+                writer.clone(),
+                part("two pages of a log overwritten, and fdatasync", &self.frames.p50),
+                Aim::Shown,
+            ),
+            Figure::new(
+                "accept, submitter",
+                part("p50 seen by the submitter", &self.submitter.p50),
+                sync,
+                Aim::AtMost(1.6),
+            )
+            .without_margin(),
+            Figure::new(
+                "accept, writer, p99",
+                p99,
+                part("p99 of the overwrite", &self.raw.p99),
+                Aim::AtMost(3.0),
+            ),
+            Figure::new("accept, full journal", full, writer, Aim::AtMost(1.3)).without_margin(),
+        ]
+    }
 }
 
 async fn raw_group(raw: &Submitter, count: usize, submitters: usize) -> std::io::Result<f64> {

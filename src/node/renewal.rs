@@ -65,6 +65,8 @@ struct Seen {
     used: Mark,
     /// Said already that it cannot be used.
     unusable: Option<Mark>,
+    /// The session knows that the identity in use is revoked.
+    revoked: bool,
     /// Taken from the file and not yet by the session, which may have given up a look at a slow disk.
     found: Option<Credentials>,
 }
@@ -79,7 +81,8 @@ impl Renewal {
         tell: Tell,
         replaced: Arc<Notify>,
     ) -> Self {
-        let seen = Mutex::new(Seen { used, unusable: None, found: None });
+        let revoked = tell.identity.borrow().revoked;
+        let seen = Mutex::new(Seen { used, unusable: None, revoked, found: None });
         Self(Arc::new(Shared { state, own_endpoints, connect, working, tell, seen, replaced }))
     }
 }
@@ -107,14 +110,14 @@ impl Shared {
     }
 
     fn look(&self) {
-        // A file that is gone has been moved away for a join that is under way; the old identity serves until then.
-        let Some(mark) = Mark::of(&self.state) else { return };
         let mut seen = self.seen();
-        if seen.used == mark {
-            return;
-        }
-        let taken = Identity::load(&self.state).map_err(super::BuildError::from).and_then(|identity| {
-            let current = self.tell.identity.borrow().clone();
+        let current = self.tell.identity.borrow().clone();
+        self.revoke(&mut seen, &current);
+        // A file that is gone has been moved away for a join that is under way; the old identity serves until then.
+        let Some(mark) = Mark::of(&self.state).filter(|mark| *mark != seen.used) else { return };
+        let taken = Identity::load(&self.state).map_err(super::BuildError::from).and_then(|mut identity| {
+            // A disk that has not taken the revocation yet revokes nothing less.
+            identity.revoked |= current.revoked && identity.certificate == current.certificate;
             Ok(match refusal(&current, &identity) {
                 Some((exit, why)) => {
                     tracing::error!("{why}");
@@ -127,7 +130,8 @@ impl Shared {
         match taken {
             Ok(taken) => {
                 let found = taken.or(seen.found.take());
-                *seen = Seen { used: mark, unusable: None, found };
+                let revoked = self.tell.identity.borrow().revoked;
+                *seen = Seen { used: mark, unusable: None, revoked, found };
             }
             Err(error) => {
                 if seen.unusable.replace(mark) != Some(mark) {
@@ -141,9 +145,24 @@ impl Shared {
         }
     }
 
+    /// Has the session stop using an identity that was revoked in memory; the file says so later.
+    fn revoke(&self, seen: &mut Seen, current: &Identity) {
+        if current.revoked && !seen.revoked {
+            // Of the parts that its dialer was made of before; a failure is looked at again.
+            if let Ok(credentials) = self.offer(current) {
+                seen.found = Some(credentials);
+                seen.revoked = true;
+            }
+        }
+    }
+
+    fn offer(&self, identity: &Identity) -> Result<Credentials, super::BuildError> {
+        let dialer = grpc_dialer(identity, &self.working, &self.connect, &self.state)?;
+        Ok(credentials(identity, &self.own_endpoints, &self.state, dialer))
+    }
+
     fn take(&self, identity: Identity) -> Result<Credentials, super::BuildError> {
-        let dialer = grpc_dialer(&identity, &self.working, &self.connect, &self.state)?;
-        let credentials = credentials(&identity, &self.own_endpoints, &self.state, dialer);
+        let credentials = self.offer(&identity)?;
         tracing::info!(
             generation = identity.generation,
             certificate_until = %identity.leaf.validity.not_after,

@@ -1,5 +1,6 @@
 //! What the join service has to say of this node's identity within a session: a newer trust bundle, or that its
-//! certificate is revoked. A gateway only relays it. What holds is on the disk before anybody acts on it.
+//! certificate is revoked. A gateway only relays it. A bundle that holds is on the disk before anybody acts on it; a revocation is
+//! acted on at once, and then kept for every process to come.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,8 +28,8 @@ const KEEP_AT_LAST: Duration = Duration::from_secs(60);
 /// What the task is made of.
 pub(super) struct Trusting {
     pub(super) state: PathBuf,
-    /// The identity in use.
-    pub(super) identity: watch::Receiver<Identity>,
+    /// The identity in use, which a revocation revokes at once.
+    pub(super) identity: watch::Sender<Identity>,
     /// The lowest version of a trust bundle that is taken.
     pub(super) trust_floor: u64,
     pub(super) working: WorkingClock,
@@ -94,6 +95,12 @@ impl Trusting {
             return;
         }
         tracing::error!(serial, "the certificate of this node is revoked and is not used again");
+        self.identity.send_if_modified(|identity| {
+            let same = identity.certificate == held.certificate;
+            identity.revoked |= same;
+            same
+        });
+        self.replaced.notify_one();
         let mut waits = Waits::new(KEEP_AGAIN, KEEP_AT_LAST);
         loop {
             let (state, held, envelope) = (self.state.clone(), held.clone(), envelope.clone());
@@ -106,7 +113,7 @@ impl Trusting {
                 Err(_) => waits.next().await,
             }
         }
-        // Before the event, which waits for a journal.
+        // The file's mark has changed; and before the event, which waits for a journal.
         self.replaced.notify_one();
         self.tell(EventType::IdentityRevoked, json!({ "serial": serial })).await;
     }

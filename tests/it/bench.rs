@@ -51,7 +51,7 @@ fn an_accept_is_one_sync_of_the_real_disk_and_the_bench_leaves_nothing_behind() 
     let figures = figures(&bench("journal", dir.path(), &["--rounds", "1", "--accepts", "8", "--json"]));
     let syncs = figures.iter().find(|figure| figure["name"] == "syncs an accept").unwrap();
     assert_eq!(syncs["ratio"]["median"], 1.0, "{syncs}");
-    assert_eq!(figures.len(), 7, "{figures:?}");
+    assert_eq!(figures.len(), 8, "{figures:?}");
     assert!(figures.iter().all(|figure| figure["ratio"]["median"].as_f64().is_some_and(|ratio| ratio > 0.0)));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }

@@ -7,6 +7,7 @@ struct Daemon {
     fixture: Fixture,
     renewal: Renewal,
     identity: watch::Receiver<Identity>,
+    use_identity: watch::Sender<Identity>,
     ending: watch::Receiver<Option<Exit>>,
 }
 
@@ -19,10 +20,10 @@ fn daemon() -> Daemon {
     let (current, identity) = watch::channel(Identity::load(&state).unwrap());
     let (end, ending) = watch::channel(None);
     let roots = watch::channel(CommandRoots::default()).0;
-    let tell = Tell { identity: current, roots, ending: end };
+    let tell = Tell { identity: current.clone(), roots, ending: end };
     let replaced = Arc::new(Notify::new());
     let renewal = Renewal::new((state, mark), Vec::new(), Arc::new(Tcp), working, tell, replaced);
-    Daemon { fixture, renewal, identity, ending }
+    Daemon { fixture, renewal, identity, use_identity: current, ending }
 }
 
 #[tokio::test]
@@ -35,6 +36,25 @@ async fn a_replaced_identity_of_the_same_node_is_taken_once() {
     assert_eq!(daemon.identity.borrow().generation, 2);
     assert!(daemon.renewal.look().await.is_none(), "it is taken");
     assert_eq!(*daemon.ending.borrow(), None);
+}
+
+#[tokio::test]
+async fn an_identity_that_is_revoked_in_memory_is_revoked_for_the_session_before_the_disk_says_so_and_stays_so()
+ {
+    let daemon = daemon();
+    daemon.use_identity.send_modify(|identity| identity.revoked = true);
+    let credentials = daemon.renewal.look().await.expect("the session has to know");
+    assert!(credentials.offered.revoked);
+    assert!(daemon.renewal.look().await.is_none(), "it knows");
+    // A bundle is kept meanwhile: the same certificate in a file that says nothing of the revocation.
+    let path = daemon.fixture.state().join("identity.json");
+    std::fs::copy(&path, path.with_extension("new")).unwrap();
+    std::fs::rename(path.with_extension("new"), &path).unwrap();
+    let credentials = daemon.renewal.look().await.expect("another file");
+    assert!(credentials.offered.revoked);
+    daemon.fixture.replace(URIS, 2);
+    let credentials = daemon.renewal.look().await.expect("another certificate");
+    assert!(!credentials.offered.revoked);
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ fn node() -> Node {
     let replaced = Arc::new(Notify::new());
     let trusting = Trusting {
         state: fixture.state(),
-        identity: watch::channel(fixture.load().unwrap()).1,
+        identity: watch::channel(fixture.load().unwrap()).0,
         trust_floor: 0,
         working: WorkingClock::new(Arc::new(TokioClock::starting_at(0)), None, None),
         journal: journal.clone(),
@@ -97,6 +97,8 @@ async fn a_revocation_that_cannot_be_kept_yet_is_kept_when_it_can_be() {
     let lets_go = async {
         tokio::time::sleep(Duration::from_secs(10)).await;
         assert!(!node.held().revoked);
+        assert!(node.trusting.identity.borrow().revoked, "no disk is needed to stop using it");
+        assert!(node.replaced().await, "and the session hears of it");
         drop(busy);
     };
     tokio::join!(node.trusting.revocation(revocation), lets_go);
