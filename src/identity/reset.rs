@@ -5,6 +5,7 @@
 //! killed, and the next join finishes it under the same time.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::keys;
 use super::stored::{self, Stored as _, StoredIdentity};
@@ -111,8 +112,8 @@ fn stamp(names: &[String], now: ServerTime, begins: bool) -> String {
         Some(killed) if !begins => killed.to_owned(),
         _ => {
             let taken = |stamp: &String| names.iter().any(|name| name.ends_with(&format!("{ASIDE}{stamp}")));
-            let seconds = (0..).map(|s| utc(now.plus(std::time::Duration::from_secs(s))));
-            seconds.into_iter().find(|stamp| !taken(stamp)).unwrap_or_default()
+            let mut seconds = (0..).map(|s| utc(now.plus(Duration::from_secs(s))));
+            seconds.find(|stamp| !taken(stamp)).unwrap_or_default()
         }
     }
 }
