@@ -32,8 +32,24 @@ impl Clock for SystemClock {
     #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the wall clock")]
     fn wall_ms(&self) -> i64 {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+        i64::try_from(since.as_millis()).unwrap_or(i64::MAX).saturating_add(wrong_by_ms())
     }
+}
+
+/// What nobody's clock is wrong by.
+#[cfg(not(feature = "fakehw"))]
+fn wrong_by_ms() -> i64 {
+    0
+}
+
+/// What the wall clock of a simulation build is wrong by, since no test may set the machine's.
+#[cfg(feature = "fakehw")]
+fn wrong_by_ms() -> i64 {
+    static WRONG_BY: std::sync::OnceLock<i64> = std::sync::OnceLock::new();
+    *WRONG_BY.get_or_init(|| {
+        let seconds = std::env::var("BCD_FAKE_CLOCK_OFF_S").ok().and_then(|text| text.parse::<i64>().ok());
+        seconds.unwrap_or(0).saturating_mul(1000)
+    })
 }
 
 /// A clock that follows tokio's, so that a paused runtime moves it. Its wall clock starts where it is told to and

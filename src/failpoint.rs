@@ -6,7 +6,7 @@
 //! is seen by nobody else. Of many agents in one process [`agent::Armed`] ends one: the task that comes to the step
 //! unwinds, and takes its agent with it.
 
-/// A step of a command's life, of a join or of a renewal.
+/// A step of a command's life, of a join, of its end or of a renewal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step(&'static str);
 
@@ -75,6 +75,18 @@ steps! {
     JOIN_JOURNAL = "join.journal-made";
     /// identity.json was renamed into place.
     JOIN_IDENTITY = "join.identity-written";
+    /// A reset has moved identity.json aside.
+    RESET_IDENTITY = "reset.identity-aside";
+    /// A reset has moved everything aside but the journal.
+    RESET_HALF = "reset.half-aside";
+    /// A reset has moved everything aside.
+    RESET_DONE = "reset.done";
+    /// A seal has removed every identity.
+    SEAL_IDENTITY = "seal.identity-removed";
+    /// That the machine leaves is durable in its journal.
+    LEAVE_RECORDED = "leave.recorded";
+    /// The control plane has heard that the machine leaves; identity and journal are in their places.
+    LEAVE_TOLD = "leave.told";
     /// A renewal's answer came and was verified.
     RENEW_ANSWERED = "renew.answered";
     /// The new key's file exists.
@@ -99,6 +111,8 @@ steps! {
     GATEWAY_ACKED = "gateway.acked";
     /// The Hello transaction is durable, no Welcome was sent.
     GATEWAY_HELLO = "gateway.hello";
+    /// A node that leaves is gone at worker and gateway, and its word is not acked.
+    GATEWAY_LEFT = "gateway.left";
     /// A join is durable at the gateway, no answer was sent.
     GATEWAY_JOINED = "gateway.joined";
 }

@@ -5,6 +5,7 @@
 //! future is a crash: nothing is said, nothing is flushed, and the journal's lock is free once its last handle is
 //! gone. There is nothing global here, no signal handler and no exit of the process, so that many nodes live in one.
 
+mod leaving;
 mod metrics;
 mod renewal;
 mod renewing;
@@ -33,7 +34,7 @@ use crate::journal::{
     self, Durable, EventLimits, Failed, Hindrance, Journal, Locked, OpenError, Reattached, Recovered,
     Trouble, WriteError,
 };
-use crate::model::{BootId, Exit, Incarnation, JournalId, NodeId};
+use crate::model::{BootId, Exit, Incarnation, JournalId, Machine, NodeId};
 use crate::ports::{Connect, Reboot};
 use crate::session::{
     self, HelloFacts, Renewals, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox,
@@ -49,6 +50,7 @@ use crate::wire::grpc::GrpcDialer;
 use crate::wire::link::{Dialer, Endpoint};
 use crate::wire::tls::{self, Roots};
 use crate::wire::version::Range;
+pub use leaving::LeaveError;
 use renewal::{Renewal, Tell};
 use renewing::Renewing;
 use reporting::{Reporter, answer};
@@ -79,6 +81,8 @@ pub struct Options {
     pub run_dir: Option<PathBuf>,
     /// Boot time and wall time.
     pub clock: Arc<dyn Clock>,
+    /// This machine, as its identity must know it.
+    pub machine: Machine,
     /// Everything random but keys comes from it.
     pub rng: StdRng,
     /// This boot.
@@ -124,6 +128,7 @@ impl Options {
             protocol: Range::OWN,
             run_dir: Some(config.run.clone()),
             clock,
+            machine: Machine::default(),
             rng,
             boot_id,
             wal_bytes: WAL_BYTES,
@@ -147,6 +152,18 @@ pub enum BuildError {
     /// Its identity cannot be loaded.
     #[error(transparent)]
     Identity(#[from] LoadError),
+    /// Its state directory is a copy of another machine's.
+    #[error(
+        "{} was copied from another machine: neither this one nor its root disk is what {node_id} has joined with; nothing \
+         of it is dialed, run or enforced here. To make this machine a node of its own, {}",
+        .state.display(), join_again(.state)
+    )]
+    Copied {
+        /// The state directory.
+        state: PathBuf,
+        /// Whose it is.
+        node_id: NodeId,
+    },
     /// Its journal cannot be opened.
     #[error(transparent)]
     Journal(#[from] OpenError),
@@ -171,6 +188,7 @@ impl BuildError {
     pub fn exit(&self) -> Exit {
         match self {
             Self::Identity(error) => error.exit(),
+            Self::Copied { .. } => Exit::ForeignState,
             Self::Journal(error) => error.exit(),
             Self::Floors(error) => error.exit(),
             Self::Recovery(_) => Exit::CannotWrite,
@@ -190,7 +208,7 @@ impl BuildError {
             Self::Journal(error) => error.hindrance(),
             Self::Floors(FloorsError::State(error)) => passing(error.errno(), error),
             Self::Recovery(error) => error.hindrance(),
-            Self::Floors(FloorsError::Damaged { .. }) | Self::Tls { .. } => None,
+            Self::Copied { .. } | Self::Floors(FloorsError::Damaged { .. }) | Self::Tls { .. } => None,
         }
     }
 }
@@ -219,6 +237,10 @@ impl Node {
         // Before the load: what replaces the file in between is found by the first look.
         let mark = Mark::of(&options.state).filter(|_| options.dialer.is_none());
         let identity = Identity::load(&options.state)?;
+        // Before anything of the directory is touched: it may be put back where it belongs.
+        if identity.machine.is_another_than(&options.machine) {
+            return Err(BuildError::Copied { state: options.state, node_id: identity.node_id });
+        }
         let incarnation = Incarnation::random(&mut options.rng);
         let locked = Locked::open(
             journal::Options {
@@ -265,12 +287,21 @@ impl Node {
     }
 
     /// Runs until `stop` says true or its sender is gone, or until the journal can no longer be trusted.
-    pub async fn run(mut self, stop: watch::Receiver<bool>) -> Exit {
+    pub async fn run(self, stop: watch::Receiver<bool>) -> Exit {
+        let (say, _) = watch::channel(SessionStatus::new(self.options.clock.boot()));
+        self.run_with(Lanes::default(), say, stop).await
+    }
+
+    async fn run_with(
+        mut self,
+        lanes: Lanes,
+        say: watch::Sender<SessionStatus>,
+        stop: watch::Receiver<bool>,
+    ) -> Exit {
         let journal = self.journal.clone();
         let socket = bind_status_socket(self.options.run_dir.as_deref());
-        let lanes = Lanes::default();
         let hold = self.hold(&lanes);
-        let (say, status) = watch::channel(SessionStatus::new(self.options.clock.boot()));
+        let status = say.subscribe();
         let conditions = Conditions::new(Arc::clone(&self.options.clock));
         let (use_identity, identity) = watch::channel(self.identity.clone());
         let (use_roots, roots) = watch::channel(self.identity.trust.command_roots.clone());

@@ -240,6 +240,17 @@ impl StateDir {
         self.sync()
     }
 
+    /// Gives a file or directory another name, durably. Whoever calls has seen that the name is free.
+    ///
+    /// # Errors
+    /// See [`StateError`]; it keeps its name.
+    pub fn rename(&self, from: &str, to: &str) -> Result<(), StateError> {
+        let path = self.path.join(from);
+        fault(Point::StateRename, "rename", &path)?;
+        rustix::fs::renameat(&self.fd, from, &self.fd, to).map_err(|errno| system("rename", &path, errno))?;
+        self.sync()
+    }
+
     /// Creates a file that must not exist yet, durably.
     ///
     /// # Errors
@@ -291,7 +302,7 @@ impl StateDir {
     ///
     /// # Errors
     /// See [`StateError`].
-    pub fn rename(&self, from: &str, to: &str) -> Result<(), StateError> {
+    pub fn rename_unsynced(&self, from: &str, to: &str) -> Result<(), StateError> {
         match rustix::fs::renameat(&self.fd, from, &self.fd, to) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(errno) => Err(system("rename", &self.path.join(from), errno)),
@@ -304,6 +315,20 @@ impl StateDir {
     /// See [`StateError`].
     pub fn remove(&self, name: &str) -> Result<(), StateError> {
         self.remove_unsynced(name)?;
+        self.sync()
+    }
+
+    /// Removes a file, a link, or a directory with all that is in it, durably. No link is followed.
+    ///
+    /// # Errors
+    /// See [`StateError`].
+    pub fn remove_all(&self, name: &str) -> Result<(), StateError> {
+        let path = self.path.join(name);
+        let removed = match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
+            Err(Errno::ISDIR) => std::fs::remove_dir_all(&path).map_err(|error| errno_of(&error)),
+            removed => removed,
+        };
+        removed.map_err(|errno| system("remove", &path, errno))?;
         self.sync()
     }
 

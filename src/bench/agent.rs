@@ -207,13 +207,15 @@ async fn start(options: &Options) -> Result<Vec<Figure>, AgentBenchError> {
         fill::node(&lab.at("nodes/1")).await?;
         full.push(start_once(options, &lab, "nodes/1").await?);
     }
-    Ok(vec![Figure::new(
-        "start, full journal",
-        Part::new("start to a live session with 10,000 events, 64 MiB", "ms", full),
-        Part::new("with an empty journal", "ms", empty),
-        Aim::Below(1000.0),
-    )
-    .without_margin()])
+    Ok(vec![
+        Figure::new(
+            "start, full journal",
+            Part::new("start to a live session with 10,000 events, 64 MiB", "ms", full),
+            Part::new("with an empty journal", "ms", empty),
+            Aim::Below(1000.0),
+        )
+        .without_margin(),
+    ])
 }
 
 /// From the start of the process until its status says so; a crash ends it.

@@ -1,5 +1,6 @@
 //! A reference gateway and joined nodes, each in a directory of the bench's place.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::gateway::worker::{Desk, Draft};
 use crate::host::tcp::Tcp;
 use crate::identity::join::{self, JoinError, JournalOptions};
 use crate::identity::{Ticket, TicketError};
-use crate::model::Incarnation;
+use crate::model::{Incarnation, Machine};
 use crate::wire::tls::BUILD_TIME;
 
 /// Longest wait for a gateway's first answer, or for sessions to be there.
@@ -158,7 +159,7 @@ impl Lab {
     /// Joins so many nodes; their state directories are `folder`/0, `folder`/1, and so on.
     pub(super) async fn join(&self, folder: &str, nodes: usize, wal_bytes: u64) -> Result<(), LabError> {
         let uses = u32::try_from(nodes).unwrap_or(u32::MAX);
-        let ticket = self.desk().ticket(uses, TICKET_TTL_S, "bench").await?;
+        let ticket = self.desk().ticket(uses, TICKET_TTL_S, "bench", BTreeMap::new()).await?;
         let folder = self.at(folder);
         std::fs::create_dir(&folder)?;
         let joins = (0..nodes).map(|index| join_one(folder.join(index.to_string()), &ticket, wal_bytes));
@@ -222,6 +223,7 @@ fn start(command: &mut Command, log: &Path) -> Result<Process, LabError> {
 async fn join_one(state: PathBuf, ticket: &str, wal_bytes: u64) -> Result<(), LabError> {
     let mut rng = StdRng::from_os_rng();
     let options = join::Options {
+        machine: Machine::default(),
         state,
         ticket: Ticket::parse(ticket, BUILD_TIME)?,
         patience: Some(PATIENCE),
@@ -230,7 +232,7 @@ async fn join_one(state: PathBuf, ticket: &str, wal_bytes: u64) -> Result<(), La
             boot_id: clock::boot_id()?,
             wal_bytes,
         },
-        facts: std::collections::BTreeMap::new(),
+        facts: BTreeMap::new(),
         connect: std::sync::Arc::new(Tcp),
         rng,
     };

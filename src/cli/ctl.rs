@@ -116,6 +116,9 @@ enum Ctl {
         /// Where those machines stand.
         #[arg(long, default_value = "lab")]
         site: String,
+        /// What they are called, K=V; may be given several times.
+        #[arg(long = "label", value_name = "K=V", value_parser = variable)]
+        labels: Vec<(String, String)>,
     },
     /// Revoke a node's certificates and end its session.
     Revoke {
@@ -298,8 +301,8 @@ async fn command(args: Args) -> Result<Exit, CtlError> {
         Ctl::Events { follow } => ctl.events(follow).await?,
         Ctl::NodeEvents { node } => ctl.node_events(&node).await?,
         Ctl::Cancel { id } => ctl.operator.cancel(id).await?,
-        Ctl::Ticket { uses, ttl, site } => {
-            let line = ctl.operator.ticket(uses, ttl, &site).await?;
+        Ctl::Ticket { uses, ttl, site, labels } => {
+            let line = ctl.operator.ticket(uses, ttl, &site, labels.into_iter().collect()).await?;
             writeln!(std::io::stdout(), "{line}")?;
         }
         Ctl::Revoke { node, for_good } => {

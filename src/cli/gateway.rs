@@ -1,5 +1,6 @@
 //! `bcd gateway`: runs the reference gateway.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -304,7 +305,7 @@ enum TicketError {
 }
 
 async fn write_ticket(wanted: &Wanted) -> Result<(), TicketError> {
-    let line = wanted.desk.ticket(TICKET_USES, TICKET_TTL_S, &wanted.site).await?;
+    let line = wanted.desk.ticket(TICKET_USES, TICKET_TTL_S, &wanted.site, BTreeMap::new()).await?;
     let path = wanted.file.clone();
     let written = tokio::task::spawn_blocking(move || write_secret(&path, &line)).await;
     let written = written.unwrap_or_else(|error| Err(std::io::Error::other(error)));

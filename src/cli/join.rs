@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,19 +13,26 @@ use super::{ConfigArgs, fail, note, print};
 use crate::clock::{self, Clock as _, SystemClock};
 use crate::host::tcp::Tcp;
 use crate::identity::join::{self, Joined, JournalOptions, Options, Retry};
-use crate::identity::{Ticket, TicketError};
+use crate::identity::{self, Aside, Ticket, TicketError};
 use crate::model::{Exit, Incarnation, ServerTime, limits};
 use crate::wire::tls::BUILD_TIME;
 
 /// A local clock this far from the control plane's is worth a line.
 const CLOCK_DIFFERENCE: Duration = Duration::from_secs(60);
 
-/// Make this machine a node: with a ticket, once.
+/// Make this machine a node: with a ticket, once; or set it free of what it is.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// File with the join ticket, or - for standard input. Never the ticket itself: other users see arguments.
-    #[arg(long, value_name = "FILE")]
-    ticket: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "reset")]
+    ticket: Option<PathBuf>,
+    /// First move the old identity and its journal aside, within the state directory; nothing is deleted. Without a
+    /// ticket that is all.
+    #[arg(long, requires = "yes")]
+    reset: bool,
+    /// The old identity is not wanted any more.
+    #[arg(long, requires = "reset")]
+    yes: bool,
     /// Keep trying until a gateway answers.
     #[arg(long, conflicts_with = "try_for")]
     wait: bool,
@@ -65,7 +72,15 @@ impl ReadError {
 
 pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
     let config = args.config.load_and_log()?;
-    let ticket = read_ticket(args).map_err(|error| fail(&error, error.exit()))?;
+    // Before anything is moved.
+    let ticket = args.ticket.as_deref().map(read_ticket).transpose();
+    let ticket = ticket.map_err(|error| fail(&error, error.exit()))?;
+    if args.reset {
+        let aside = identity::reset(&config.state, ServerTime(SystemClock.wall_ms()));
+        let aside = aside.map_err(|error| fail(&error, error.exit()))?;
+        print(&moved(&aside))?;
+    }
+    let Some(ticket) = ticket else { return Ok(Exit::Done) };
     let boot_id = clock::boot_id().map_err(|error| fail(&error, Exit::Failed))?;
     let mut rng = StdRng::from_os_rng();
     let incarnation = Incarnation::random(&mut rng);
@@ -75,6 +90,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
         patience: (!args.wait).then(|| Duration::from_secs(args.try_for)),
         journal: JournalOptions { incarnation, boot_id, wal_bytes: crate::node::WAL_BYTES },
         facts: facts(),
+        machine: super::node::traces(),
         connect: Arc::new(Tcp),
         rng,
     };
@@ -84,12 +100,26 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
     Ok(Exit::Done)
 }
 
-fn read_ticket(args: &Args) -> Result<Ticket, ReadError> {
-    let path = &args.ticket;
+/// What an operator reads of a reset.
+pub(super) fn moved(aside: &Aside) -> String {
+    let Some(node_id) = &aside.node_id else {
+        return match aside.moved.len() {
+            0 => "there was no identity to move aside\n".to_owned(),
+            _ => format!("moved aside{}\n", listed(&aside.moved)),
+        };
+    };
+    format!("this machine is {node_id} no more; moved aside{}\n", listed(&aside.moved))
+}
+
+fn listed(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| format!("\n  {}", path.display())).collect()
+}
+
+fn read_ticket(path: &Path) -> Result<Ticket, ReadError> {
     if path.to_string_lossy().starts_with("bcd1.") {
         return Err(ReadError::OnTheCommandLine);
     }
-    let failed = |source| ReadError::File { path: path.clone(), source };
+    let failed = |source| ReadError::File { path: path.to_owned(), source };
     let mut bytes = Vec::new();
     let limit = limits::TICKET_BYTES as u64 + 1;
     if path.as_os_str() == "-" {

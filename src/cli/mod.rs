@@ -8,9 +8,11 @@ mod ctl;
 #[cfg(feature = "fakehw")]
 mod gateway;
 mod hold;
+mod image;
 mod join;
 mod journal;
 mod kinds;
+mod leave;
 mod node;
 mod package_files;
 #[cfg(feature = "fakehw")]
@@ -47,6 +49,8 @@ struct Cli {
 enum Command {
     Join(join::Args),
     Node(node::Args),
+    Leave(leave::Args),
+    Image(image::Args),
     Status(status::Args),
     Hold(hold::HoldArgs),
     Release(hold::ReleaseArgs),
@@ -133,6 +137,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Exit {
     let done = match cli.command {
         Command::Join(args) => join::run(&args),
         Command::Node(args) => node::run(&args),
+        Command::Leave(args) => leave::run(&args),
+        Command::Image(args) => image::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Hold(args) => hold::run(&args),
         Command::Release(args) => hold::release(&args),

@@ -1,5 +1,7 @@
 //! `bcd node`.
 
+#[cfg(not(feature = "fakehw"))]
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,15 +14,16 @@ use super::{ConfigArgs, fail};
 use crate::clock::{self, SystemClock};
 #[cfg(feature = "fakehw")]
 use crate::host::fake_machine::{self, FakeMachine, FakeReboot};
+use crate::host::machine;
 #[cfg(not(feature = "fakehw"))]
 use crate::host::reboot::SystemReboot;
-use crate::model::{BootId, Exit};
+use crate::model::{BootId, Exit, Machine};
 use crate::node::{Options, build_when_the_disk_allows};
 use crate::ports::Reboot;
 use crate::systemd::Notifier;
 
 /// After a stop of at most 9 s: how long threads that wait for the kernel may take to come back.
-const LEFT_BEHIND: Duration = Duration::from_millis(500);
+pub(super) const LEFT_BEHIND: Duration = Duration::from_millis(500);
 
 /// Run the daemon: one session to a gateway, until SIGTERM.
 #[derive(Debug, clap::Args)]
@@ -32,8 +35,9 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
     let config = args.config.load_and_log()?;
     let (say_stop, stop) = watch::channel(false);
-    let (boot_id, reboot) = machine(&say_stop).map_err(|error| fail(&error, Exit::Failed))?;
+    let (boot_id, reboot) = boot(&say_stop).map_err(|error| fail(&error, Exit::Failed))?;
     let mut options = Options::new(&config, Arc::new(SystemClock), StdRng::from_os_rng(), boot_id, reboot);
+    options.machine = traces();
     options.notifier = Arc::new(notifier());
     let runtime = super::runtime()?;
     let exit = runtime.block_on(async {
@@ -62,13 +66,13 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
 
 /// This boot, and who ends it.
 #[cfg(not(feature = "fakehw"))]
-fn machine(_stop: &watch::Sender<bool>) -> std::io::Result<(BootId, Arc<dyn Reboot>)> {
+pub(super) fn boot(_stop: &watch::Sender<bool>) -> std::io::Result<(BootId, Arc<dyn Reboot>)> {
     Ok((clock::boot_id()?, Arc::new(SystemReboot::of_this_machine())))
 }
 
 /// This boot, or a fake machine's; who ends it never ends the real one.
 #[cfg(feature = "fakehw")]
-fn machine(stop: &watch::Sender<bool>) -> std::io::Result<(BootId, Arc<dyn Reboot>)> {
+pub(super) fn boot(stop: &watch::Sender<bool>) -> std::io::Result<(BootId, Arc<dyn Reboot>)> {
     match std::env::var_os(fake_machine::VARIABLE) {
         Some(file) => {
             let machine = FakeMachine::new(file.into());
@@ -76,6 +80,18 @@ fn machine(stop: &watch::Sender<bool>) -> std::io::Result<(BootId, Arc<dyn Reboo
         }
         None => Ok((clock::boot_id()?, Arc::new(FakeReboot::none()))),
     }
+}
+
+/// What tells this machine from others.
+#[cfg(not(feature = "fakehw"))]
+pub(super) fn traces() -> Machine {
+    machine::read(Path::new("/"))
+}
+
+/// What tells this machine from others, or a fake one whose files stand under `BCD_FAKE_ROOT`.
+#[cfg(feature = "fakehw")]
+pub(super) fn traces() -> Machine {
+    machine::read(&std::env::var_os("BCD_FAKE_ROOT").map_or_else(|| "/".into(), std::path::PathBuf::from))
 }
 
 /// A supervisor that cannot be told is no reason not to run: it ends a unit that is never ready by itself.

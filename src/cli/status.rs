@@ -79,6 +79,10 @@ fn text(report: &Report) -> String {
             node.generation
         ),
     );
+    if !node.labels.is_empty() {
+        let labels: Vec<_> = node.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        row("labels", labels.join(", "));
+    }
     row("key", format!("SHA-256 {}", node.fingerprint));
     row("session", session(report));
     if let Some(end) = &report.session.last_end {

@@ -197,6 +197,9 @@ pub struct NodeView {
     /// The gateway that had its newest session; empty before the first.
     #[serde(default)]
     pub gateway: String,
+    /// What the operator calls it.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
 }
 
 /// One event of the gateway.

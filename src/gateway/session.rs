@@ -24,8 +24,10 @@ use super::hub::{Hub, Live, SessionEnd, lock};
 use super::node_events::Batch;
 use super::store::{Applied, Deliver, Effects, Route, StoreError, Stray};
 use super::update::Update;
+use super::worker::{Ask, Told};
 use crate::failpoint;
-use crate::model::{CommandId, Incarnation, Lane, Reason, ServerTime};
+use crate::model::{CommandId, EventType, Incarnation, Lane, Reason, ServerTime};
+use crate::wire::dsse::Envelope;
 use crate::wire::pb::gateway_frame::Frame as Out;
 use crate::wire::pb::node_frame::Frame as In;
 use crate::wire::{pb, status};
@@ -314,6 +316,9 @@ impl Session {
                 return Ok(());
             }
         };
+        for event in batch.events.iter().filter(|event| event.kind == EventType::NodeLeaving.name()) {
+            self.leaves(&event.body).await?;
+        }
         let (node, now) = (self.opening.route.node.clone(), self.hub.now());
         let (journal, event_seq) = match batch.events.last().map(|event| event.seq) {
             Some(last) if self.swallows_events(&batch).await? => (batch.journal, last),
@@ -321,6 +326,41 @@ impl Session {
         };
         let journal_id = journal.to_string();
         self.send(Out::Ack(pb::Ack { journal_id, event_seq, ..Default::default() })).await
+    }
+
+    /// Hands a node's word that it leaves to the worker, and deletes the node if that holds: before the word is acked.
+    async fn leaves(&mut self, body: &str) -> Result<(), Ended> {
+        #[derive(serde::Deserialize)]
+        struct Body {
+            report: Envelope,
+        }
+        let node = &self.opening.route.node;
+        let Ok(Body { report }) = serde_json::from_str(body) else {
+            tracing::warn!(%node, "a report of a leave cannot be read");
+            return Ok(());
+        };
+        match self.hub.worker.ask(Ask::Leave(report)).await {
+            Told::Left(left) if left == *node => {}
+            Told::Left(left) => {
+                tracing::warn!(%node, %left, "another node's report of a leave was sent");
+                return Ok(());
+            }
+            Told::Refused { reason, message } => {
+                tracing::warn!(%node, %reason, message, "a report of a leave is refused");
+                return Ok(());
+            }
+            other => {
+                tracing::error!(?other, "the worker did not answer");
+                let message = "the worker did not answer to the report of a leave";
+                return Err(Ended(SessionEnd::told(Code::Unavailable, Reason::Internal, message)));
+            }
+        }
+        if let Some(ended) = self.hub.store.delete(node.clone()).await? {
+            self.hub.commands_ended(&ended);
+            tracing::info!(%node, "node left");
+        }
+        failpoint::hit(failpoint::GATEWAY_LEFT);
+        Ok(())
     }
 
     fn account(&mut self, effects: &Effects) {

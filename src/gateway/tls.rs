@@ -268,7 +268,13 @@ mod tests {
     fn expired_of(dir: &std::path::Path) -> (Ca, Vec<CertificateDer<'static>>) {
         let ca = Ca::open(dir, START).expect("a CA");
         let node = NodeId::new("n-1").expect("an id");
-        let node = Enrolled { node, site: "lab".into(), role: Role::Host, generation: 1 };
+        let node = Enrolled {
+            node,
+            site: "lab".into(),
+            labels: Default::default(),
+            role: Role::Host,
+            generation: 1,
+        };
         let mut rng = rand::rngs::StdRng::seed_from_u64(1);
         let signed = ca.sign(&csr(), &node, "lab.example", DAY, START, &mut rng).expect("signed");
         (ca, signed.chain)

@@ -2,5 +2,6 @@
 
 #[cfg(feature = "fakehw")]
 pub mod fake_machine;
+pub mod machine;
 pub mod reboot;
 pub mod tcp;

@@ -4,6 +4,7 @@ use rustls::pki_types::CertificateDer;
 
 use super::certificate::{CertificateError, Leaf, holds_at};
 use super::ticket::Ticket;
+use crate::model::strict::StrictMap;
 use crate::model::{Digest, ServerTime, limits};
 use crate::wire::bundle::{BundleError, Trust};
 use crate::wire::dsse::{DocumentError, Envelope, PublicKey, Verified, verify_document};
@@ -16,6 +17,8 @@ pub struct Accepted {
     pub leaf: Leaf,
     /// Identity generation, at least 1.
     pub generation: u64,
+    /// What the operator calls such machines, at most [`limits::LABELS`].
+    pub labels: StrictMap<String>,
     /// The chain, leaf first.
     pub chain: Vec<CertificateDer<'static>>,
     /// Who signed all of it, pinned from now on.
@@ -146,6 +149,9 @@ pub fn judge(
     if issued.identity_generation == 0 {
         return Err(AnswerError::Field("identity generation"));
     }
+    if issued.labels.0.len() > limits::LABELS {
+        return Err(AnswerError::Field("list of labels"));
+    }
     let leaf = Leaf::read(&chain[0])?;
     if leaf.spki != *asked.spki {
         return Err(AnswerError::ForeignKey);
@@ -163,8 +169,8 @@ pub fn judge(
     if !leaf.validity.holds_at(server_time) {
         return Err(AnswerError::Validity(server_time));
     }
-    let generation = issued.identity_generation;
-    Ok(Accepted { leaf, generation, chain, join_signing_key: key.clone(), trust, server_time })
+    let (generation, labels) = (issued.identity_generation, issued.labels.clone());
+    Ok(Accepted { leaf, generation, labels, chain, join_signing_key: key.clone(), trust, server_time })
 }
 
 #[cfg(test)]
@@ -251,6 +257,7 @@ pub(super) mod tests {
                 node_id: NodeId::new("n-1").unwrap(),
                 role: Role::Host,
                 site: "fra1".into(),
+                labels: StrictMap::default(),
                 identity_generation: 1,
                 chain: vec![(&*leaf).into()],
                 trust_bundle_sha256: Digest([0; 32]),
@@ -299,7 +306,9 @@ pub(super) mod tests {
 
     #[test]
     fn every_word_of_an_answer_must_hold_though_it_is_signed() {
-        let changes: [(&str, &dyn Fn(&mut Case)); 13] = [
+        let many = || (0..=limits::LABELS).map(|n| (n.to_string(), String::new())).collect();
+        let changes: [(&str, &dyn Fn(&mut Case)); 14] = [
+            ("too many labels", &|case| case.issued.labels = StrictMap(many())),
             ("another node id", &|case| case.issued.node_id = NodeId::new("n-2").unwrap()),
             ("another site", &|case| case.issued.site = "ams1".into()),
             ("another role", &|case| case.issued.role = Role::Ramdisk),

@@ -8,7 +8,7 @@ use super::stored;
 /// What an operator does about an identity that holds no longer: the one text for log, status and every error.
 pub fn join_again(state: &Path) -> String {
     let state = state.display();
-    format!("join again: stop bcd, then: mv {state} {state}.old && bcd join --ticket FILE")
+    format!("join again: stop bcd, then: bcd join --state {state} --reset --yes --ticket FILE")
 }
 
 pub(super) fn join_again_beside(identity: &Path) -> String {

@@ -17,12 +17,14 @@ use tokio::time::Instant;
 
 use super::accept::{Accepted, AnswerError, Asked, accept};
 use super::keys::{self, KeyError, NodeKey};
+use super::reset::{self, ResetError};
 use super::stored::{self, FileError, Pending, Stored as _, StoredIdentity};
 use super::ticket::Ticket;
 use crate::blocking;
+use crate::clock::{Clock as _, SystemClock};
 use crate::failpoint;
 use crate::journal;
-use crate::model::{Digest, Exit, JournalId, NodeId, Reason, ServerTime};
+use crate::model::{Digest, Exit, JournalId, Machine, NodeId, Reason, ServerTime};
 use crate::ports::Connect;
 use crate::state_dir::{DirLock, StateDir, StateError};
 use crate::wire::enroll::SealError;
@@ -49,6 +51,8 @@ pub struct Options {
     pub journal: JournalOptions,
     /// Advisory facts of the machine, at most [`crate::model::limits::JOIN_FACTS`].
     pub facts: BTreeMap<String, String>,
+    /// What ties the identity to this machine.
+    pub machine: Machine,
     /// The way to the gateway.
     pub connect: Arc<dyn Connect>,
     /// For the waits and the journal's id. The key does not come from it.
@@ -109,6 +113,9 @@ pub enum JoinError {
     /// identity.json or join-pending.json cannot be used.
     #[error(transparent)]
     File(#[from] FileError),
+    /// A reset that was killed cannot be finished.
+    #[error(transparent)]
+    Reset(#[from] ResetError),
     /// The key cannot be made or used.
     #[error(transparent)]
     Key(#[from] KeyError),
@@ -211,6 +218,7 @@ impl JoinError {
             Self::File(FileError::Newer { .. }) => Exit::ForeignState,
             Self::File(_) | Self::Key(_) => Exit::CannotWrite,
             Self::Journal(error) => error.exit(),
+            Self::Reset(error) => error.exit(),
             Self::AnotherGateway { .. } | Self::NoEndpoint | Self::Seal(_) => Exit::BadInput,
             Self::Answer { source: AnswerError::TrustDomain { .. }, .. } => Exit::BadInput,
             Self::Refused { reason: Some(reason), .. } if ticket_is_bad(*reason) => Exit::BadInput,
@@ -251,8 +259,8 @@ pub async fn join(mut options: Options, progress: impl FnMut(Retry<'_>)) -> Resu
         .map_err(|source| JoinError::Answer { endpoint, source })?;
     failpoint::hit(failpoint::JOIN_ANSWERED);
     let journal_id = JournalId::random(&mut options.rng);
-    let journal = options.journal;
-    blocking::run(move || install(&prepared, &accepted, &journal, journal_id)).await?
+    let (journal, machine) = (options.journal, options.machine);
+    blocking::run(move || install(&prepared, &accepted, &journal, journal_id, machine)).await?
 }
 
 enum Prepared {
@@ -281,6 +289,9 @@ fn prepare(state: &Path, token: Digest) -> Result<Prepared, JoinError> {
             }
         };
     }
+    if pending.is_none() {
+        reset::finish_killed(&dir, ServerTime(SystemClock.wall_ms()))?;
+    }
     if let Some(pending) = pending
         && pending.token_sha256 == token
         && let Some(key) = NodeKey::load(&dir, &pending.key.0)?
@@ -300,6 +311,7 @@ fn install(
     accepted: &Accepted,
     journal: &JournalOptions,
     journal_id: JournalId,
+    machine: Machine,
 ) -> Result<Joined, JoinError> {
     let options = journal::Options {
         state: pledge.dir.path().to_owned(),
@@ -311,7 +323,7 @@ fn install(
     };
     journal::Locked::create(&options, Some(accepted.server_time), journal_id)?;
     failpoint::hit(failpoint::JOIN_JOURNAL);
-    let stored = StoredIdentity::new(accepted);
+    let stored = StoredIdentity::new(accepted, machine);
     stored.write(&pledge.dir)?;
     failpoint::hit(failpoint::JOIN_IDENTITY);
     finish(&pledge.dir, &stored, Some(accepted.server_time))

@@ -10,7 +10,9 @@ mod certificate;
 pub mod join;
 mod keys;
 pub mod renew;
+mod reset;
 pub mod schedule;
+mod seal;
 mod stored;
 mod ticket;
 
@@ -24,10 +26,13 @@ pub use accept::{Accepted, AnswerError};
 pub use again::{Mark, join_again};
 pub use certificate::{CertificateError, Leaf};
 pub use keys::KeyError;
+pub use reset::{Aside, ResetError, reset};
+pub use seal::{Sealed, seal};
 pub use stored::FileError;
 pub use ticket::{Ticket, TicketError, Token};
 
-use crate::model::{Digest, Exit, NodeId, Role};
+use crate::model::strict::StrictMap;
+use crate::model::{Digest, Exit, Machine, NodeId, Role};
 use crate::state_dir::{StateDir, StateError};
 use crate::wire::bundle::{BundleError, Trust};
 use crate::wire::dsse::{Audience, PublicKey};
@@ -47,6 +52,8 @@ pub struct Identity {
     pub role: Role,
     /// Where the machine stands.
     pub site: String,
+    /// What the operator calls such machines.
+    pub labels: StrictMap<String>,
     /// The deployment's name.
     pub trust_domain: String,
     /// The certificate chain, leaf first.
@@ -55,6 +62,8 @@ pub struct Identity {
     pub key: Arc<CertifiedKey>,
     /// SHA-256 of the key's public half.
     pub fingerprint: Digest,
+    /// What it is tied to.
+    pub machine: Machine,
     /// Signs join answers, trust bundles and revocations; pinned at the join.
     pub join_signing_key: PublicKey,
     /// Whom to believe, and where to dial.
@@ -194,10 +203,12 @@ fn assemble(stored: StoredIdentity, key: &NodeKey, path: PathBuf) -> Result<Iden
         generation: stored.generation,
         role: stored.role,
         site: stored.site,
+        labels: stored.labels,
         trust_domain: stored.trust_domain,
         chain,
         key: Arc::new(tls),
         fingerprint: key.spki(),
+        machine: stored.machine,
         join_signing_key: stored.join_signing_key,
         trust: Arc::new(trust),
         leaf,

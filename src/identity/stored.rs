@@ -5,8 +5,8 @@ use rustls::pki_types::CertificateDer;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::keys;
-use crate::model::strict::{self, StrictError};
-use crate::model::{Digest, NodeId, Role};
+use crate::model::strict::{self, StrictError, StrictMap};
+use crate::model::{Digest, Machine, NodeId, Role};
 use crate::state_dir::{StateDir, StateError};
 use crate::wire::bundle::{BundleError, Trust};
 use crate::wire::der::Der;
@@ -65,6 +65,9 @@ pub struct StoredIdentity {
     pub role: Role,
     /// Where the machine stands.
     pub site: String,
+    /// What the operator calls such machines.
+    #[serde(default, skip_serializing_if = "StrictMap::is_empty")]
+    pub labels: StrictMap<String>,
     /// The deployment's name.
     pub trust_domain: String,
     /// The chain, leaf first.
@@ -73,6 +76,9 @@ pub struct StoredIdentity {
     pub key: KeyName,
     /// How the machine proved itself.
     pub attestor: String,
+    /// What ties this file to the machine that has joined; empty: nothing does.
+    #[serde(default)]
+    pub machine: Machine,
     /// Signs join answers, trust bundles and revocations; pinned at the join.
     pub join_signing_key: PublicKey,
     /// The newest trust bundle, as it was signed.
@@ -183,10 +189,10 @@ impl StoredIdentity {
         Trust::verify(self.trust_bundle.clone(), &self.join_signing_key, &self.trust_domain)
     }
 
-    /// With a renewed certificate. How the machine proved itself stays as it was.
+    /// With a renewed certificate. The machine, and how it proved itself, stay as they were.
     #[must_use]
     pub fn renewed(self, accepted: &super::Accepted) -> Self {
-        Self { attestor: self.attestor, ..Self::new(accepted) }
+        Self { attestor: self.attestor, ..Self::new(accepted, self.machine) }
     }
 
     /// With another trust bundle.
@@ -202,18 +208,20 @@ impl StoredIdentity {
         Self { revocation: Some(revocation), ..self }
     }
 
-    /// What [`super::Accepted`] says, in the form of the file.
-    pub fn new(accepted: &super::Accepted) -> Self {
+    /// What [`super::Accepted`] says, in the form of the file, of this machine.
+    pub fn new(accepted: &super::Accepted, machine: Machine) -> Self {
         Self {
             format: FORMAT,
             node_id: accepted.leaf.node_id.clone(),
             generation: accepted.generation,
             role: accepted.leaf.role,
             site: accepted.leaf.site.clone(),
+            labels: accepted.labels.clone(),
             trust_domain: accepted.leaf.trust_domain.clone(),
             chain: accepted.chain.iter().map(|certificate| (&**certificate).into()).collect(),
             key: KeyName(accepted.leaf.spki),
             attestor: "token".into(),
+            machine,
             join_signing_key: accepted.join_signing_key.clone(),
             trust_bundle: accepted.trust.envelope.clone(),
             revocation: None,

@@ -86,6 +86,7 @@ fn stored(
     bundle.trust_domain.clone_from(&leaf.trust_domain);
     let bundle = service.sign_bundle(&bundle);
     let accepted = Accepted {
+        labels: crate::model::strict::StrictMap::default(),
         leaf: leaf.clone(),
         generation,
         chain: vec![certificate.clone()],
@@ -93,7 +94,7 @@ fn stored(
         trust: Trust::verify(bundle, &service.public, &leaf.trust_domain).unwrap(),
         server_time: ServerTime(1),
     };
-    StoredIdentity::new(&accepted)
+    StoredIdentity::new(&accepted, crate::model::Machine::default())
 }
 
 fn key_pair(dir: &StateDir, spki: &Digest) -> rcgen::KeyPair {

@@ -14,9 +14,10 @@ use nix::unistd::Pid;
 
 use super::error::OpenError;
 
-/// Held until it is dropped. flock(2) and not fcntl(2): the latter is lost when any descriptor of the file is closed.
+/// The right to a state directory's journal. Held until it is dropped. flock(2) and not fcntl(2): the latter is lost when any descriptor of the file is closed.
 #[derive(Debug)]
-pub(super) struct Lock {
+#[must_use = "dropping it gives the journal back"]
+pub struct Lock {
     _file: Flock<File>,
 }
 
@@ -26,6 +27,15 @@ const STARTS: u32 = 25;
 
 /// A journal that this very process is still closing (a simulated agent that starts again) is waited for this long.
 const OWN_CLOSE: (u32, Duration) = (200, Duration::from_millis(10));
+
+/// Takes the lock of the journal in a state directory, whether or not there is a journal: no daemon has it meanwhile.
+/// Blocks.
+///
+/// # Errors
+/// [`OpenError::Held`] while a daemon has it; the file system's.
+pub fn claim(state: &Path) -> Result<Lock, OpenError> {
+    Lock::take(state, &state.join("journal.db"))
+}
 
 impl Lock {
     /// Takes the lock of a state directory; `journal` is named when somebody else has it.

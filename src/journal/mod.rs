@@ -51,6 +51,7 @@ pub use events::{EventLimits, PendingEvents};
 pub use faults::{At, Faults};
 pub use handle::Journal;
 pub use inspect::{InspectError, Snapshot};
+pub use lock::{Lock, claim};
 pub use open::Locked;
 pub use record::{Accepted, Reattached, Running, State};
 pub use recovery::Left;

@@ -80,6 +80,7 @@ events! {
     AdmissionHeld, "admission.held", Transition, "the operator of the host holds it, so that no command is admitted; told when that begins and at each start while it stands: `why` (the operator's word, may be empty)";
     AdmissionReleased, "admission.released", Transition, "the operator has ended the hold";
     TrustBundleTaken, "trust-bundle.taken", Transition, "a newer trust bundle is in force from the next dial on: `version`";
+    NodeLeaving, "node.leaving", Transition, "the machine is to be a node no more: `report` (the envelope of the signed report `leave`)";
     IdentityRevoked, "identity.revoked", Transition, "the join service has revoked the certificate in use, which is not used again: `serial`";
     TrustBundleRefused, "trust-bundle-refused", Security, "a trust bundle came that is not of the pinned key, is older than one held, or cannot be used: `detail`, `count` since the last such event";
     RevocationRefused, "revocation-refused", Security, "a revocation came that is not of the pinned key, or not for this node: `detail`, `count` since the last such event";

@@ -54,3 +54,8 @@ pub const COMMAND_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
 pub const TOMBSTONE_GRACE: Duration = Duration::from_secs(300);
 /// Results that may wait for an ack; the cap holds before a REJECTED is written too.
 pub const UNACKED_RESULTS: u64 = 10_000;
+
+/// Labels of a node.
+pub const LABELS: usize = 32;
+/// A label's name or value, bytes.
+pub const LABEL_BYTES: usize = 63;

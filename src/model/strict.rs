@@ -44,6 +44,13 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StrictError> {
 #[serde(transparent)]
 pub struct StrictMap<V>(pub BTreeMap<String, V>);
 
+impl<V> StrictMap<V> {
+    /// Whether there is nothing in it, for `skip_serializing_if`.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 impl<V> Default for StrictMap<V> {
     fn default() -> Self {
         Self(BTreeMap::new())

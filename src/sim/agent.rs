@@ -26,7 +26,7 @@ use crate::identity::join::{self, JoinError, JournalOptions};
 use crate::identity::{Ticket, TicketError};
 use crate::journal::inspect::{self, InspectError};
 use crate::journal::{self, Limits, Memory, OpenError};
-use crate::model::{Exit, Incarnation, NodeId};
+use crate::model::{Exit, Incarnation, Machine, NodeId};
 use crate::node::{BuildError, Node, Options};
 use crate::ports::Connect;
 use crate::wire::link::{BadEndpoint, Endpoint};
@@ -195,6 +195,7 @@ impl Agent {
             patience: Some(JOIN),
             journal: JournalOptions { incarnation, boot_id, wal_bytes: WAL_BYTES },
             facts: BTreeMap::new(),
+            machine: Machine::default(),
             connect: Arc::clone(&self.means.connect),
             rng,
         };

@@ -28,7 +28,8 @@ const TICKET_TTL_S: u64 = 24 * 3600;
 /// The gateway gave none.
 pub async fn ticket(gateway: &Gateways, nodes: usize) -> Result<String, SimError> {
     let uses = u32::try_from(nodes).unwrap_or(u32::MAX);
-    gateway.desk.ticket(uses, TICKET_TTL_S, "sim").await.map_err(|error| SimError::Gateway(error.into()))
+    let ticket = gateway.desk.ticket(uses, TICKET_TTL_S, "sim", BTreeMap::new()).await;
+    ticket.map_err(|error| SimError::Gateway(error.into()))
 }
 
 /// How the fleet stands, as the gateways see it.

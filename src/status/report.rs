@@ -61,6 +61,9 @@ pub struct Node {
     pub role: Role,
     /// Where it stands.
     pub site: String,
+    /// What the operator calls such machines.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
     /// The deployment's name.
     pub trust_domain: String,
     /// Identity generation.
@@ -107,6 +110,7 @@ impl Node {
             id: identity.node_id.clone(),
             role: identity.role,
             site: identity.site.clone(),
+            labels: identity.labels.0.clone(),
             trust_domain: identity.trust_domain.clone(),
             generation: identity.generation,
             fingerprint: identity.fingerprint,
@@ -212,6 +216,7 @@ mod tests {
                 id: NodeId::new("n-1").unwrap(),
                 role: Role::Host,
                 site: "fra1".into(),
+                labels: BTreeMap::new(),
                 trust_domain: "lab.example".into(),
                 generation: 1,
                 fingerprint: Digest::of(b"key"),

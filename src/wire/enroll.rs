@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::der::Der;
 use super::dsse::Document;
 use super::pb;
+use crate::model::strict::StrictMap;
 use crate::model::{Digest, NodeId, Role, ServerTime};
 
 /// What a sealed token is sealed as.
@@ -30,6 +31,9 @@ pub struct Issued {
     pub role: Role,
     /// Where the machine stands.
     pub site: String,
+    /// What the operator calls such machines; left out where there is nothing.
+    #[serde(default, skip_serializing_if = "StrictMap::is_empty")]
+    pub labels: StrictMap<String>,
     /// Rises with each re-join of the node; from 1.
     pub identity_generation: u64,
     /// The certificate chain, leaf first.

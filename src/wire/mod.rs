@@ -14,6 +14,7 @@ pub mod grpc;
 pub mod link;
 #[cfg(feature = "fakehw")]
 pub mod memory;
+pub mod report;
 pub mod revocation;
 pub mod status;
 pub mod tls;

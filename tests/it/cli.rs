@@ -64,7 +64,7 @@ impl Gateway {
 
     /// A ticket for so many machines, which holds so long.
     fn ticket(&self, uses: u32, ttl_s: u64) -> String {
-        runtime().block_on(self.desk.ticket(uses, ttl_s, "fra1")).unwrap()
+        runtime().block_on(self.desk.ticket(uses, ttl_s, "fra1", Default::default())).unwrap()
     }
 }
 

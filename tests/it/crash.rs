@@ -71,6 +71,18 @@ const JOIN_STEPS: &[failpoint::Step] = &[
     failpoint::JOIN_IDENTITY,
 ];
 
+const RESET_STEPS: &[failpoint::Step] =
+    &[failpoint::RESET_IDENTITY, failpoint::RESET_HALF, failpoint::RESET_DONE];
+
+/// A leave ends with the steps of a reset.
+const LEAVE_STEPS: &[failpoint::Step] = &[
+    failpoint::LEAVE_RECORDED,
+    failpoint::LEAVE_TOLD,
+    failpoint::RESET_IDENTITY,
+    failpoint::RESET_HALF,
+    failpoint::RESET_DONE,
+];
+
 /// The last of them comes when a session moves to the certificate.
 const RENEW_STEPS: &[failpoint::Step] = &[
     failpoint::RENEW_ANSWERED,
@@ -125,12 +137,20 @@ fn check_once(lab: &Lab, step: &str, name: &str, view: &CommandView) {
 fn every_step_is_killed_somewhere() {
     let node = NODE_STEPS.iter().map(|(step, _)| step.name());
     let supervisor = SUPERVISOR_STEPS.iter().map(|(step, ..)| step.name());
-    let others = GATEWAY_STEPS.iter().chain(JOIN_STEPS).chain(RENEW_STEPS).map(|step| step.name());
+    let others = GATEWAY_STEPS
+        .iter()
+        .chain(JOIN_STEPS)
+        .chain(RESET_STEPS)
+        .chain(LEAVE_STEPS)
+        .chain(RENEW_STEPS)
+        .map(|step| step.name());
     let covered: Vec<&str> = node
         .chain(supervisor)
         .chain(others)
         .chain([
             failpoint::GATEWAY_JOINED.name(),
+            failpoint::GATEWAY_LEFT.name(),
+            failpoint::SEAL_IDENTITY.name(),
             failpoint::SUPERVISOR_STARTED.name(),
             failpoint::JOURNAL_HALF_ASIDE.name(),
         ])
@@ -229,6 +249,87 @@ fn a_join_killed_at_any_step_and_repeated_gives_one_working_identity() {
         lab.start_node(None);
         lab.probe();
     });
+}
+
+#[test]
+fn a_reset_killed_at_any_step_is_finished_by_the_next_join_and_its_ticket_is_used_once() {
+    for_each(RESET_STEPS, |step| {
+        let step = step.name();
+        let mut lab = Lab::joined();
+        // A journal with rows, which a join would not replace.
+        let id = lab.enqueue_program("one", "");
+        lab.start_node(None);
+        lab.ended(&id);
+        assert!(lab.node().terminate().success(), "{step}\n{}", lab.logs());
+        let ticket = lab.ticket(1);
+        let mut reset = lab.join_command(&ticket, Some(step));
+        let killed = reset.args(["--reset", "--yes"]).output().expect("bcd starts");
+        let signal = std::os::unix::process::ExitStatusExt::signal(&killed.status);
+        assert_eq!(signal, Some(9), "{step}: {}", shown(&killed));
+        let joined = lab.join(&ticket);
+        assert!(joined.status.success(), "{step}: {}", shown(&joined));
+        let aside = std::fs::read_dir(lab.path("node")).expect("a directory").map(Result::unwrap);
+        let aside: Vec<String> = aside.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        let stamps: std::collections::BTreeSet<&str> =
+            aside.iter().filter_map(|name| name.split_once(".reset-")).map(|(_, stamp)| stamp).collect();
+        assert_eq!(stamps.len(), 1, "{step}: {aside:?}");
+        for name in ["identity.json.", "keys.", "journal.db.", "begun.", "outcome."] {
+            assert_eq!(aside.iter().filter(|aside| aside.starts_with(name)).count(), 1, "{step}: {aside:?}");
+        }
+        lab.start_node(None);
+        until(&format!("{step}: a session"), || lab.status()?["session"]["live"].as_object().map(drop));
+        assert!(lab.node().terminate().success(), "{step}\n{}", lab.logs());
+    });
+}
+
+/// Whether the state directory has an identity or a journal in its place.
+fn is_a_node(lab: &Lab) -> bool {
+    ["identity.json", "journal.db"].iter().any(|name| lab.path("node").join(name).exists())
+}
+
+#[test]
+fn a_leave_killed_at_any_step_and_repeated_leaves_once_and_moves_everything_aside() {
+    for_each(LEAVE_STEPS, |step| {
+        let step = step.name();
+        let lab = Lab::joined();
+        let killed = lab.bcd(&["leave"], Some(step)).output().expect("bcd starts");
+        let signal = std::os::unix::process::ExitStatusExt::signal(&killed.status);
+        assert_eq!(signal, Some(9), "{step}: {}", shown(&killed));
+        let again = lab.bcd(&["leave"], None).output().expect("bcd starts");
+        if step == failpoint::RESET_DONE.name() {
+            assert_eq!(again.status.code(), Some(78), "{step}: {}", shown(&again));
+        } else {
+            assert!(again.status.success(), "{step}: {}", shown(&again));
+        }
+        assert!(!is_a_node(&lab), "{step}: {}", shown(&again));
+        assert!(lab.nodes().is_empty(), "{step}: the control plane has heard\n{}", lab.logs());
+    });
+}
+
+#[test]
+fn a_gateway_killed_between_a_leave_and_its_ack_knows_the_node_no_more_and_the_leave_ends() {
+    let mut lab = Lab::joined();
+    lab.kill_gateway();
+    let step = failpoint::GATEWAY_LEFT.name();
+    lab.start_gateway(Some(step));
+    let mut leave = lab.bcd(&["leave"], None).spawn().expect("bcd starts");
+    lab.gateway.as_mut().expect("a gateway").wait_killed(step);
+    lab.start_gateway(None);
+    let status = leave.wait().expect("a child to wait for");
+    assert!(status.success(), "{status}\n{}", lab.logs());
+    assert!(!is_a_node(&lab) && lab.nodes().is_empty(), "{}", lab.logs());
+}
+
+#[test]
+fn a_seal_killed_in_the_middle_leaves_no_identity_and_is_finished_by_the_next() {
+    let lab = Lab::joined();
+    let seal = |step| lab.bcd(&["image", "seal", "--yes"], step).output().expect("bcd starts");
+    let killed = seal(Some(failpoint::SEAL_IDENTITY.name()));
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&killed.status), Some(9), "{}", shown(&killed));
+    assert!(!lab.path("node/identity.json").exists() && lab.path("node/journal.db").exists());
+    let sealed = seal(None);
+    assert!(sealed.status.success(), "{}", shown(&sealed));
+    assert_eq!(std::fs::read_dir(lab.path("node")).expect("a directory").count(), 0);
 }
 
 #[test]

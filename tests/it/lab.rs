@@ -126,6 +126,8 @@ pub struct Lab {
     pub policy: &'static str,
     /// A worker that is apart from the gateway.
     worker: Option<Process>,
+    /// Further variables of what is started from now on.
+    pub variables: Vec<(&'static str, String)>,
 }
 
 impl Lab {
@@ -133,7 +135,16 @@ impl Lab {
     fn empty() -> Self {
         let dir = tempfile::Builder::new().prefix("bcd-lab-").tempdir().expect("a directory");
         let program = env!("CARGO_BIN_EXE_bcd").into();
-        Self { dir, port: free_port(), program, gateway: None, node: None, policy: "none", worker: None }
+        Self {
+            dir,
+            port: free_port(),
+            program,
+            gateway: None,
+            node: None,
+            policy: "none",
+            worker: None,
+            variables: Vec::new(),
+        }
     }
 
     /// A lab with a running gateway.
@@ -190,6 +201,7 @@ impl Lab {
             .env("BCD_FAKE_BOOT", self.path("boots"))
             .env("BCD_WRITE_FAULTS", self.path("faults"))
             .env("BCD_FAILPOINT_HITS", self.path("hits"))
+            .envs(self.variables.iter().map(|(name, value)| (*name, value)))
             .env_remove("BCD_FAILPOINT")
             .stdin(Stdio::null());
         if let Some(step) = step {
@@ -317,7 +329,12 @@ impl Lab {
 
     /// A ticket's file, for so many machines.
     pub fn ticket(&self, uses: u32) -> PathBuf {
-        let order = Order::Ticket { uses, ttl_s: 3600, site: "lab".into() };
+        self.ticket_for(uses, 3600, "lab")
+    }
+
+    /// A ticket's file for so many machines of a site, which holds so long.
+    pub fn ticket_for(&self, uses: u32, ttl_s: u64, site: &str) -> PathBuf {
+        let order = Order::Ticket { uses, ttl_s, site: site.into(), labels: Default::default() };
         let Told::Ticket(ticket) = self.order(&order) else { panic!("no ticket") };
         let path = self.path("ticket");
         std::fs::write(&path, ticket).expect("the ticket's file");
@@ -485,7 +502,8 @@ impl Lab {
     }
 }
 
-fn copy(from: &Path, to: &Path) {
+/// Copies a directory as it is.
+pub fn copy(from: &Path, to: &Path) {
     let copied = Command::new("cp").arg("-a").args([from, to]).status().expect("cp runs");
     assert!(copied.success(), "cp -a {} {}: {copied}", from.display(), to.display());
 }

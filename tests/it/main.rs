@@ -9,6 +9,7 @@ mod cli;
 mod crash;
 mod dependencies;
 mod docs;
+mod enrolment;
 mod faults;
 mod gateways;
 mod hostile;

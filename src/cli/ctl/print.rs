@@ -76,15 +76,17 @@ pub(super) fn nodes(nodes: &[NodeView]) -> Result<(), CtlError> {
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
-        "{:<34}  {:<12}  {:>6}  {:<8}  {:<10}  {:<18}  LAST SEEN",
-        "NODE", "STATE", "EPOCH", "SITE", "VERSION", "GATEWAY"
+        "{:<34}  {:<12}  {:>6}  {:<8}  {:<10}  {:<18}  {:<14}  LABELS",
+        "NODE", "STATE", "EPOCH", "SITE", "VERSION", "GATEWAY", "LAST SEEN"
     )?;
     for view in nodes {
-        let NodeView { state, epoch, site, version, gateway, .. } = view;
+        let NodeView { state, epoch, site, version, gateway, labels, .. } = view;
+        let labels: Vec<_> = labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let labels = labels.join(",");
         let seen = if *epoch == 0 { "never".into() } else { format!("{} ms ago", view.last_seen_age_ms) };
         writeln!(
             out,
-            "{:<34}  {state:<12}  {epoch:>6}  {site:<8}  {version:<10}  {gateway:<18}  {seen}",
+            "{:<34}  {state:<12}  {epoch:>6}  {site:<8}  {version:<10}  {gateway:<18}  {seen:<14}  {labels}",
             view.node.as_str()
         )?;
     }

@@ -1,5 +1,6 @@
 //! An operator: has the worker sign what commands a node, and gives it to a gateway.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::{Client, Request, Response};
@@ -28,8 +29,14 @@ impl Operator {
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub async fn ticket(&self, uses: u32, ttl_s: u64, site: &str) -> Result<String, ClientError> {
-        self.desk.ticket(uses, ttl_s, site).await
+    pub async fn ticket(
+        &self,
+        uses: u32,
+        ttl_s: u64,
+        site: &str,
+        labels: BTreeMap<String, String>,
+    ) -> Result<String, ClientError> {
+        self.desk.ticket(uses, ttl_s, site, labels).await
     }
 
     /// Puts a command into its node's queue.

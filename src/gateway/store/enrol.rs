@@ -25,10 +25,13 @@ impl Store {
                 return Ok(Some(reason));
             }
             let (node, generation) = (noted.node.as_str(), int(noted.generation));
+            // A map of strings cannot fail to serialise.
+            let labels = serde_json::to_string(&noted.labels).unwrap_or_default();
             db.execute(
-                "INSERT INTO nodes (node_id, generation, role, site) VALUES (?1, ?2, ?3, ?4)
-                 ON CONFLICT (node_id) DO UPDATE SET generation = max(generation, ?2), role = ?3, site = ?4",
-                params![node, generation, noted.role.name(), noted.site],
+                "INSERT INTO nodes (node_id, generation, role, site, labels) VALUES (?1, ?2, ?3, ?4, ?5)
+                 ON CONFLICT (node_id) DO UPDATE
+                 SET generation = max(generation, ?2), role = ?3, site = ?4, labels = ?5",
+                params![node, generation, noted.role.name(), noted.site, labels],
             )?;
             db.execute(
                 "INSERT OR IGNORE INTO certs (serial, node_id, generation, not_after_ms) VALUES (?, ?, ?, ?)",

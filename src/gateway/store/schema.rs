@@ -9,7 +9,7 @@ use rusqlite::Connection;
 use super::OpenError;
 
 /// The schema that this build writes.
-const SCHEMA: i64 = 5;
+const SCHEMA: i64 = 6;
 /// A store that is held by another process for this long while it is opened is given up.
 const OPENING: Duration = Duration::from_secs(10);
 
@@ -128,8 +128,13 @@ const PLACES: &str = "
 ALTER TABLE gateways DROP COLUMN endpoints;
 ";
 
+/// What the sixth schema added: what the operator calls a node, a JSON object.
+const LABELS: &str = "
+ALTER TABLE nodes ADD COLUMN labels TEXT NOT NULL DEFAULT '{}';
+";
+
 /// The steps from one schema to the next.
-const STEPS: [&str; 5] = [TABLES, NODE_EVENTS, SEVERAL, SIGNATURES, PLACES];
+const STEPS: [&str; 6] = [TABLES, NODE_EVENTS, SEVERAL, SIGNATURES, PLACES, LABELS];
 
 /// Opens or makes the file, 0600 from its creation.
 pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {

@@ -75,7 +75,8 @@ impl Store {
     pub async fn nodes(&self, now: ServerTime) -> Result<Vec<NodeView>, StoreError> {
         self.run(move |db| {
             db.prepare(
-                "SELECT node_id, state, epoch, site, boot_id, version, last_seen_ms, free_credits, gateway_id
+                "SELECT node_id, state, epoch, site, boot_id, version, last_seen_ms, free_credits, gateway_id,
+                   labels
                  FROM nodes ORDER BY node_id",
             )?
             .query_map([], |row| {
@@ -91,6 +92,7 @@ impl Store {
                     last_seen_age_ms: if last_seen == 0 { 0 } else { uint(now.0 - last_seen) },
                     free_credits: serde_json::from_str(&credits).unwrap_or_default(),
                     gateway: row.get(8)?,
+                    labels: serde_json::from_str(&row.get::<_, String>(9)?).unwrap_or_default(),
                 })
             })?
             .collect()

@@ -1,5 +1,6 @@
 //! Where the operator gives orders.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -30,8 +31,14 @@ impl Desk {
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub async fn ticket(&self, uses: u32, ttl_s: u64, site: &str) -> Result<String, ClientError> {
-        match self.order(Order::Ticket { uses, ttl_s, site: site.to_owned() }).await? {
+    pub async fn ticket(
+        &self,
+        uses: u32,
+        ttl_s: u64,
+        site: &str,
+        labels: BTreeMap<String, String>,
+    ) -> Result<String, ClientError> {
+        match self.order(Order::Ticket { uses, ttl_s, site: site.to_owned(), labels }).await? {
             Told::Ticket(line) => Ok(line),
             _ => Err(ClientError::Otherwise(Listener::Worker)),
         }

@@ -64,6 +64,8 @@ pub struct Enrolled {
     pub node: NodeId,
     /// Where it stands.
     pub site: String,
+    /// What it is called.
+    pub labels: BTreeMap<String, String>,
     /// host or ramdisk.
     pub role: Role,
     /// Its identity generation.
@@ -140,6 +142,18 @@ impl Enrolment {
         db.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
         db.pragma_update(None, "synchronous", "FULL")?;
         db.execute_batch(&format!("BEGIN IMMEDIATE; {TABLES} COMMIT"))?;
+        // Files of earlier builds have none of it. Whoever opens at the same time may have been first.
+        for table in ["tokens", "nodes"] {
+            let has = "SELECT 1 FROM pragma_table_info(?) WHERE name = 'labels'";
+            if !db.prepare(has)?.exists([table])? {
+                let add = format!("ALTER TABLE {table} ADD COLUMN labels TEXT NOT NULL DEFAULT '{{}}'");
+                if let Err(error) = db.execute_batch(&add)
+                    && !db.prepare(has)?.exists([table])?
+                {
+                    return Err(error);
+                }
+            }
+        }
         Ok(Self(db))
     }
 
@@ -206,8 +220,8 @@ impl Enrolment {
     /// Stores a new token.
     pub fn add_token(&self, token: &Digest, grant: &Grant) -> rusqlite::Result<()> {
         self.0.execute(
-            "INSERT INTO tokens (sha256, uses, expires_ms, site) VALUES (?, ?, ?, ?)",
-            params![token.hex(), grant.uses, grant.expires_at.0, grant.site],
+            "INSERT INTO tokens (sha256, uses, expires_ms, site, labels) VALUES (?, ?, ?, ?, ?)",
+            params![token.hex(), grant.uses, grant.expires_at.0, grant.site, labels_text(&grant.labels)],
         )?;
         Ok(())
     }
@@ -225,10 +239,10 @@ impl Enrolment {
         let row = self
             .0
             .query_row(
-                "SELECT n.node_id, n.site, n.role, n.generation, c.revoked, c.generation
+                "SELECT n.node_id, n.site, n.role, n.generation, n.labels, c.revoked, c.generation
                  FROM certificates c JOIN nodes n USING (node_id) WHERE c.serial = ? AND c.node_id = ?",
                 [&holder.serial, holder.node.as_str()],
-                |row| Ok((read(row)?, row.get::<_, i64>(4)?, row.get::<_, i64>(5)?)),
+                |row| Ok((read(row)?, row.get::<_, i64>(5)?, row.get::<_, i64>(6)?)),
             )
             .optional()?;
         Ok(match row {
@@ -291,19 +305,23 @@ impl Enrolment {
 fn join(db: &Connection, attempt: &JoinTry) -> rusqlite::Result<Result<Enrolled, Refusal>> {
     let token = attempt.token.hex();
     let row = db
-        .query_row("SELECT uses, used, expires_ms, site FROM tokens WHERE sha256 = ?", [&token], |row| {
-            let (uses, used): (i64, i64) = (row.get(0)?, row.get(1)?);
-            Ok((used >= uses, row.get::<_, i64>(2)?, row.get::<_, String>(3)?))
-        })
+        .query_row(
+            "SELECT uses, used, expires_ms, site, labels FROM tokens WHERE sha256 = ?",
+            [&token],
+            |row| {
+                let (uses, used): (i64, i64) = (row.get(0)?, row.get(1)?);
+                Ok((used >= uses, row.get::<_, i64>(2)?, row.get::<_, String>(3)?, labels(row, 4)?))
+            },
+        )
         .optional()?;
-    let Some((used_up, expires_ms, site)) = row else { return Ok(Err(Refusal::UnknownToken)) };
+    let Some((used_up, expires_ms, site, labels)) = row else { return Ok(Err(Refusal::UnknownToken)) };
     let spki = attempt.spki.hex();
     let before = db
         .query_row(
-            "SELECT n.node_id, n.site, n.role, n.generation, j.joined_ms FROM joins j JOIN nodes n USING (node_id)
+            "SELECT n.node_id, n.site, n.role, n.generation, n.labels, j.joined_ms FROM joins j JOIN nodes n USING (node_id)
              WHERE j.token_sha256 = ? AND j.spki_sha256 = ?",
             [&token, &spki],
-            |row| Ok((read(row)?, row.get::<_, i64>(4)?)),
+            |row| Ok((read(row)?, row.get::<_, i64>(5)?)),
         )
         .optional()?;
     if let Some((joined, joined_ms)) = before {
@@ -316,11 +334,11 @@ fn join(db: &Connection, attempt: &JoinTry) -> rusqlite::Result<Result<Enrolled,
     if used_up {
         return Ok(Err(Refusal::UsedToken));
     }
-    let joined = Enrolled { node: attempt.fresh.clone(), site, role: attempt.role, generation: 1 };
+    let joined = Enrolled { node: attempt.fresh.clone(), site, labels, role: attempt.role, generation: 1 };
     db.execute("UPDATE tokens SET used = used + 1 WHERE sha256 = ?", [&token])?;
     db.execute(
-        "INSERT INTO nodes (node_id, generation, role, site) VALUES (?, 1, ?, ?)",
-        params![joined.node.as_str(), joined.role.name(), joined.site],
+        "INSERT INTO nodes (node_id, generation, role, site, labels) VALUES (?, 1, ?, ?, ?)",
+        params![joined.node.as_str(), joined.role.name(), joined.site, labels_text(&joined.labels)],
     )?;
     db.execute(
         "INSERT INTO joins (token_sha256, spki_sha256, node_id, joined_ms) VALUES (?, ?, ?, ?)",
@@ -332,5 +350,15 @@ fn join(db: &Connection, attempt: &JoinTry) -> rusqlite::Result<Result<Enrolled,
 fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Enrolled> {
     let node = NodeId::new(row.get::<_, String>(0)?).map_err(|error| corrupt(0, error))?;
     let role = Role::from_name(&row.get::<_, String>(2)?).unwrap_or(Role::Host);
-    Ok(Enrolled { node, site: row.get(1)?, role, generation: uint(row.get(3)?) })
+    let (site, generation, labels) = (row.get(1)?, uint(row.get(3)?), labels(row, 4)?);
+    Ok(Enrolled { node, site, labels, role, generation })
+}
+
+fn labels(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<BTreeMap<String, String>> {
+    serde_json::from_str(&row.get::<_, String>(column)?).map_err(|error| corrupt(column, error))
+}
+
+fn labels_text(labels: &BTreeMap<String, String>) -> String {
+    // A map of strings cannot fail to serialise.
+    serde_json::to_string(labels).unwrap_or_default()
 }

@@ -1,5 +1,7 @@
 //! What a worker is asked, what it is ordered, and what it answers.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -31,6 +33,8 @@ pub enum Ask {
     },
     /// The newest trust bundle.
     Bundle,
+    /// A node's signed report that its machine leaves.
+    Leave(Envelope),
 }
 
 /// What the operator orders.
@@ -45,6 +49,9 @@ pub enum Order {
         ttl_s: u64,
         /// Where those machines stand.
         site: String,
+        /// What they are called.
+        #[serde(default)]
+        labels: BTreeMap<String, String>,
     },
     /// A command to sign.
     Command(Draft),
@@ -98,6 +105,8 @@ pub enum Told {
     Joined(Der, Box<Noted>),
     /// To Renew: the RenewResponse to relay, and what the gateway may note.
     Renewed(Der, Box<Noted>),
+    /// To Leave: the node that is no more.
+    Left(NodeId),
     /// To Ticket: its one line.
     Ticket(String),
     /// To Bundle.
@@ -138,6 +147,9 @@ pub struct Noted {
     pub node: NodeId,
     /// Where it stands.
     pub site: String,
+    /// What it is called.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
     /// host or ramdisk.
     pub role: Role,
     /// Its identity generation.

@@ -42,7 +42,8 @@ use ticket::{Grant, Ticket};
 
 use super::body::{self, CancelBody, CommandBody};
 use super::state_dir::{Held, StateError};
-use crate::model::limits::{COMMAND_BODY_BYTES, ID_BYTES, JOIN_FACTS};
+use crate::model::limits::{COMMAND_BODY_BYTES, ID_BYTES, JOIN_FACTS, TICKET_BYTES};
+use crate::model::strict::StrictMap;
 use crate::model::{CommandId, Digest, NodeId, Reason, Role, ServerTime};
 use crate::wire::bundle::{LIST, TrustBundle};
 use crate::wire::der::Der;
@@ -53,6 +54,7 @@ use crate::wire::enroll::{
 use crate::wire::frames::read_envelope;
 use crate::wire::link::Endpoint;
 use crate::wire::pb;
+use crate::wire::report::Leave;
 use crate::wire::revocation::Revocation;
 
 /// A command or ticket lives at most this long, ten years: its end must be a time that can be written.
@@ -166,13 +168,17 @@ impl Worker {
             Ask::Join(request) => self.join(&request.0, now),
             Ask::Renew { request, leaf } => self.renew(&request.0, &leaf.0, now),
             Ask::Bundle => self.newest_bundle(now),
+            Ask::Leave(report) => self.leave(&report, now),
         })
     }
 
     /// Obeys the operator. Blocks as long as a disk does.
     pub fn obey(&self, order: Order, now: ServerTime) -> Told {
         told(match order {
-            Order::Ticket { uses, ttl_s, site } => self.ticket(uses, ttl_s, site, now),
+            Order::Ticket { uses, ttl_s, site, labels } => {
+                let expires_at = now.plus(Duration::from_secs(ttl_s.min(LONGEST_LIFE_S)));
+                self.ticket(ttl_s, Grant { uses, expires_at, site, labels })
+            }
             Order::Command(draft) => self.command(&draft, now),
             Order::Cancel { node, id } => self.cancel(&node, &id, now),
             Order::Revoke(node) => self.set_revoked(&node, true),
@@ -294,18 +300,16 @@ impl Worker {
         Ok(sign(T::TYPE, json(body), &*self.keys.join_signing, Vec::new())?)
     }
 
-    fn ticket(&self, uses: u32, ttl_s: u64, site: String, now: ServerTime) -> Result<Told, AskError> {
-        let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
-        if site.is_empty() || site.len() > 64 || !site.bytes().all(plain) {
-            return Ok(Told::Failed(format!("not a site: {site:?} (1 to 64 of A-Z a-z 0-9 . _ -)")));
+    fn ticket(&self, ttl_s: u64, grant: Grant) -> Result<Told, AskError> {
+        if let Err(why) = ticket::check(&grant) {
+            return Ok(Told::Failed(why));
         }
-        if uses == 0 {
+        if grant.uses == 0 {
             return Ok(Told::Failed("a ticket needs at least one use".into()));
         }
         if ttl_s > LONGEST_LIFE_S {
             return Ok(too_long_lived());
         }
-        let grant = Grant { uses, expires_at: now.plus(Duration::from_secs(ttl_s)), site };
         let enrolment = self.enrolment();
         let endpoints = enrolment.endpoints()?;
         if endpoints.is_empty() {
@@ -314,6 +318,9 @@ impl Worker {
         let ticket = self.with_rng(|rng| {
             Ticket::new(&grant, &self.trust_domain, &endpoints, &self.keys.pins(&self.ca), rng)
         });
+        if ticket.line().len() > TICKET_BYTES {
+            return Ok(Told::Failed(format!("the ticket would be longer than {TICKET_BYTES} bytes")));
+        }
         enrolment.add_token(&ticket.token_sha256(), &grant)?;
         Ok(Told::Ticket(ticket.line()))
     }
@@ -329,6 +336,32 @@ impl Worker {
     fn forget(&self, node: &NodeId) -> Result<Told, AskError> {
         self.enrolment().forget(node)?;
         Ok(Told::Done)
+    }
+
+    /// Forgets a node that says under its own key that its machine leaves. Of a certificate that is not known any more
+    /// there is nothing left to forget: whoever was killed in between asks again.
+    fn leave(&self, report: &Envelope, now: ServerTime) -> Result<Told, AskError> {
+        let leaf = report.signatures.first().and_then(|signature| signature.chain.first());
+        let holder = leaf.and_then(|leaf| self.ca.holder(leaf, &self.trust_domain));
+        let Some(holder) = holder.filter(|holder| holder.not_after > now) else {
+            return Ok(invalid("the report comes with no certificate of this deployment's nodes that holds"));
+        };
+        let audience = Audience { trust_domain: self.trust_domain.clone(), node_id: holder.node.clone() };
+        let verified: Result<dsse::Verified<Leave>, _> =
+            dsse::verify_document(report, &holder.key, Some(&audience));
+        if let Err(error) = verified {
+            return Ok(invalid(&format!("the report does not hold: {error}")));
+        }
+        let mut enrolment = self.enrolment();
+        match enrolment.renew(&holder)? {
+            Ok(_) => enrolment.forget(&holder.node)?,
+            Err(enrol::Refusal::UnknownCertificate) => {}
+            Err(refused) => {
+                return Ok(Told::Refused { reason: refused.reason(), message: refused.to_string() });
+            }
+        }
+        tracing::info!(node = %holder.node, "node left");
+        Ok(Told::Left(holder.node))
     }
 
     fn join(&self, request: &[u8], now: ServerTime) -> Result<Told, AskError> {
@@ -463,6 +496,7 @@ impl Worker {
             node_id: node.node.clone(),
             role: node.role,
             site: node.site.clone(),
+            labels: StrictMap(node.labels.clone()),
             identity_generation: node.generation,
             chain: certificate.chain.iter().map(|der| (&**der).into()).collect(),
             trust_bundle_sha256: Digest::of(&bundle.payload),
@@ -471,6 +505,7 @@ impl Worker {
         let noted = Noted {
             node: node.node.clone(),
             site: node.site.clone(),
+            labels: node.labels.clone(),
             role: node.role,
             generation: node.generation,
             serial: certificate.serial,

@@ -1,9 +1,12 @@
+use std::collections::BTreeMap;
+
 use rcgen::{CertificateParams, KeyPair};
 
 use super::*;
 use crate::wire::bundle::Trust;
 use crate::wire::dsse::{CommandRoots, PublicKey, signing_key, verify_document};
 use crate::wire::enroll::SealingKey;
+use crate::wire::report::LeaveKind;
 
 const NOW: ServerTime = ServerTime(1_800_000_000_000);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -18,6 +21,19 @@ struct Pins {
     key: PublicKey,
     seal: SealingKey,
     token: String,
+}
+
+impl Pins {
+    fn of(line: &str) -> Self {
+        let json = data_encoding::BASE64URL_NOPAD.decode(line.strip_prefix("bcd1.").unwrap().as_bytes());
+        let ticket: serde_json::Value = serde_json::from_slice(&json.unwrap()).unwrap();
+        let field = |name: &str| ticket[name].as_str().unwrap().to_owned();
+        Self {
+            key: field("join_signing_key").parse().unwrap(),
+            seal: SealingKey::try_from(field("join_encryption_key")).unwrap(),
+            token: field("token"),
+        }
+    }
 }
 
 /// A machine with a certificate.
@@ -57,16 +73,10 @@ impl Lab {
     }
 
     fn pins(&self) -> Pins {
-        let order = Order::Ticket { uses: 9, ttl_s: HOUR.as_secs(), site: "fra1".into() };
+        let order =
+            Order::Ticket { uses: 9, ttl_s: HOUR.as_secs(), site: "fra1".into(), labels: BTreeMap::new() };
         let Told::Ticket(line) = self.worker.obey(order, NOW) else { panic!("no ticket") };
-        let json = data_encoding::BASE64URL_NOPAD.decode(line.strip_prefix("bcd1.").unwrap().as_bytes());
-        let ticket: serde_json::Value = serde_json::from_slice(&json.unwrap()).unwrap();
-        let field = |name: &str| ticket[name].as_str().unwrap().to_owned();
-        Pins {
-            key: field("join_signing_key").parse().unwrap(),
-            seal: SealingKey::try_from(field("join_encryption_key")).unwrap(),
-            token: field("token"),
-        }
+        Pins::of(&line)
     }
 
     /// `sealed_for`: for another request than its own.
@@ -213,9 +223,17 @@ fn what_lives_too_long_or_has_no_site_is_signed_for_nobody() {
     let long = Draft { ttl_s: LONGEST_LIFE_S + 1, ..draft("{}") };
     let orders = [
         (Order::Command(long), "seconds"),
-        (Order::Ticket { uses: 1, ttl_s: LONGEST_LIFE_S + 1, site: "fra1".into() }, "seconds"),
-        (Order::Ticket { uses: 0, ttl_s: 1, site: "fra1".into() }, "one use"),
-        (Order::Ticket { uses: 1, ttl_s: 1, site: "a b".into() }, "not a site"),
+        (
+            Order::Ticket {
+                uses: 1,
+                ttl_s: LONGEST_LIFE_S + 1,
+                site: "fra1".into(),
+                labels: BTreeMap::new(),
+            },
+            "seconds",
+        ),
+        (Order::Ticket { uses: 0, ttl_s: 1, site: "fra1".into(), labels: BTreeMap::new() }, "one use"),
+        (Order::Ticket { uses: 1, ttl_s: 1, site: "a b".into(), labels: BTreeMap::new() }, "not a site"),
     ];
     for (order, why) in orders {
         let told = lab.worker.obey(order, NOW);
@@ -311,6 +329,7 @@ fn a_node_older_than_a_revocation_is_long_is_revoked_by_the_certificates_that_ca
     let enrolled = Enrolled {
         node: node_id.clone(),
         site: "fra1".into(),
+        labels: BTreeMap::new(),
         role: Role::Host,
         generation: node.issued.identity_generation,
     };
@@ -339,4 +358,82 @@ fn a_certificate_that_ran_out_or_is_not_ours_is_not_renewed() {
     let mut own_key = lab.node();
     own_key.pair = same(&node.pair);
     assert_eq!(reason(&lab.renew(&own_key, NOW, |_| {})), Some(Reason::JoinInvalid));
+}
+
+/// The report of a leave of `node`, signed by `signer`, which shows the certificate of `shown`.
+fn leave(node: &Node, signer: &KeyPair, shown: Option<&Node>) -> Envelope {
+    let body = Leave {
+        kind: LeaveKind::Leave,
+        trust_domain: "lab.example".into(),
+        node_id: node.issued.node_id.clone(),
+        issued_at: NOW,
+    };
+    let chain = shown.map(|shown| Bytes::copy_from_slice(&shown.issued.chain[0].0)).into_iter().collect();
+    let key = signing_key(signer.serialize_der()).unwrap();
+    sign(Leave::TYPE, json(&body), &*key, chain).unwrap()
+}
+
+#[test]
+fn a_node_leaves_by_a_report_under_its_own_key_alone_and_once() {
+    let lab = lab();
+    let (node, other) = (lab.node(), lab.node());
+    let mut changed = leave(&node, &node.pair, Some(&node));
+    changed.payload = leave(&other, &other.pair, Some(&other)).payload;
+    let mut retyped = leave(&node, &node.pair, Some(&node));
+    retyped.payload_type = RenewProof::TYPE.into();
+    let forged = [
+        ("of a gateway's key", leave(&node, &KeyPair::generate().unwrap(), Some(&node))),
+        ("of another node's key", leave(&node, &other.pair, Some(&other))),
+        ("under another's certificate", leave(&node, &node.pair, Some(&other))),
+        ("without a certificate", leave(&node, &node.pair, None)),
+        ("with other bytes", changed),
+        ("of another type", retyped),
+    ];
+    for (what, report) in forged {
+        let told = lab.worker.answer(Ask::Leave(report), NOW);
+        assert!(matches!(told, Told::Refused { reason: Reason::JoinInvalid, .. }), "{what}: {told:?}");
+        assert!(matches!(lab.renew(&node, NOW, |_| {}), Told::Renewed(..)), "{what}: it is a node still");
+    }
+    let report = leave(&node, &node.pair, Some(&node));
+    for _ in 0..2 {
+        let told = lab.worker.answer(Ask::Leave(report.clone()), NOW);
+        assert!(matches!(&told, Told::Left(left) if *left == node.issued.node_id), "{told:?}");
+    }
+    assert_eq!(reason(&lab.renew(&node, NOW, |_| {})), Some(Reason::UnknownNode));
+    assert!(matches!(lab.renew(&other, NOW, |_| {}), Told::Renewed(..)));
+    let late = lab.worker.answer(Ask::Leave(leave(&other, &other.pair, Some(&other))), NOW.plus(25 * HOUR));
+    assert!(matches!(late, Told::Refused { .. }), "a certificate that has run out proves nothing: {late:?}");
+}
+
+#[test]
+fn a_revoked_certificate_speaks_for_its_node_no_more_not_even_to_leave() {
+    let lab = lab();
+    let node = lab.node();
+    lab.worker.obey(Order::Revoke(node.issued.node_id.clone()), NOW);
+    let told = lab.worker.answer(Ask::Leave(leave(&node, &node.pair, Some(&node))), NOW);
+    assert_eq!(reason(&told), Some(Reason::CertificateRevoked));
+    lab.worker.obey(Order::Unrevoke(node.issued.node_id.clone()), NOW);
+    assert!(matches!(lab.renew(&node, NOW, |_| {}), Told::Renewed(..)), "nothing was forgotten");
+}
+
+#[test]
+fn labels_of_a_ticket_stand_in_every_answer_of_its_nodes_and_what_is_none_is_refused() {
+    let lab = lab();
+    let ticket = |labels: &[(&str, &str)]| {
+        let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        lab.worker.obey(Order::Ticket { uses: 1, ttl_s: 60, site: "fra1".into(), labels }, NOW)
+    };
+    for bad in [("", "x"), ("a b", "x"), ("rack", "a,b"), ("rack", &"x".repeat(64))] {
+        assert!(matches!(ticket(&[bad]), Told::Failed(why) if why.contains("not a label")), "{bad:?}");
+    }
+    let Told::Ticket(line) = ticket(&[("bc/rack", "r12"), ("empty", "")]) else { panic!("no ticket") };
+    let pins = Pins::of(&line);
+    let pair = KeyPair::generate().unwrap();
+    for _ in 0..2 {
+        let Told::Joined(_, noted) = lab.join_as(&pins, &pair, None) else { panic!("not joined") };
+        assert_eq!(
+            noted.labels,
+            BTreeMap::from([("bc/rack", "r12"), ("empty", "")].map(|(n, v)| (n.into(), v.into())))
+        );
+    }
 }

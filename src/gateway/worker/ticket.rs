@@ -7,6 +7,7 @@ use rand::RngCore;
 use serde::Serialize;
 
 use super::keys::Pins;
+use crate::model::limits::{LABEL_BYTES, LABELS};
 use crate::model::{Digest, ServerTime};
 use crate::wire::dsse::PublicKey;
 use crate::wire::enroll::SealingKey;
@@ -40,6 +41,26 @@ pub struct Grant {
     pub expires_at: ServerTime,
     /// Where those machines stand.
     pub site: String,
+    /// What they are called.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// What a ticket may say of its machines; else why not.
+pub fn check(Grant { site, labels, .. }: &Grant) -> Result<(), String> {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+    if site.is_empty() || site.len() > 64 || !site.bytes().all(plain) {
+        return Err(format!("not a site: {site:?} (1 to 64 of A-Z a-z 0-9 . _ -)"));
+    }
+    if labels.len() > LABELS {
+        return Err(format!("{} labels, at most {LABELS}", labels.len()));
+    }
+    let fits = |text: &str| text.len() <= LABEL_BYTES && text.bytes().all(|b| plain(b) || b == b'/');
+    match labels.iter().find(|(name, value)| name.is_empty() || !fits(name) || !fits(value)) {
+        Some((name, value)) => {
+            Err(format!("not a label: {name}={value} (each at most {LABEL_BYTES} of A-Z a-z 0-9 . _ - /)"))
+        }
+        None => Ok(()),
+    }
 }
 
 impl Ticket {
@@ -64,7 +85,7 @@ impl Ticket {
             uses: grant.uses,
             expires_at: grant.expires_at,
             site: grant.site.clone(),
-            labels: BTreeMap::new(),
+            labels: grant.labels.clone(),
             attestors: vec!["token".into()],
         }
     }

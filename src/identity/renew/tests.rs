@@ -37,6 +37,7 @@ impl Case {
                 node_id: NodeId::new("n-1").unwrap(),
                 role: Role::Host,
                 site: "fra1".into(),
+                labels: Default::default(),
                 identity_generation: 1,
                 chain: Vec::new(),
                 trust_bundle_sha256: Digest([0; 32]),

@@ -83,6 +83,7 @@ fn good() -> Evidence {
         version: String::new(),
         last_seen_age_ms: 1,
         free_credits: credits.clone(),
+        labels: BTreeMap::new(),
     }];
     evidence.credits = credits;
     evidence.events = vec![epoch(1, 1), epoch(2, 2)];

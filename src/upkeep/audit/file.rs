@@ -107,7 +107,7 @@ impl AuditLog {
             }
         }
         for number in (0..self.retention.files).rev() {
-            dir.rename(&named(number), &named(number + 1))?;
+            dir.rename_unsynced(&named(number), &named(number + 1))?;
         }
         dir.sync()
     }

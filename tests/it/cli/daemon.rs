@@ -171,3 +171,15 @@ fn an_identity_of_another_node_ends_the_daemon_and_says_why() {
     ended.expect(79);
     assert!(ended.stderr().contains("identity.json is now that of n-"), "{}", ended.stderr());
 }
+
+#[test]
+fn a_reset_is_refused_while_the_daemon_runs_and_says_how_to_stop_it() {
+    let gateway_dir = tempfile::tempdir().unwrap();
+    let gateway = Gateway::start(gateway_dir.path());
+    let machine = Machine::joined(&gateway);
+    let child = ready(&machine);
+    machine.run(&["join", "--reset", "--yes"]).refused(75, &["systemctl stop bcd", &child.id().to_string()]);
+    machine.run(&["status", "--brief"]).expect(0);
+    stop(child).expect(0);
+    machine.run(&["join", "--reset", "--yes"]).expect(0);
+}

@@ -23,6 +23,7 @@ const WAL_BYTES: u64 = 64 << 10;
 
 fn options(state: &std::path::Path, seed: u64) -> Options {
     Options {
+        machine: Default::default(),
         state: state.to_owned(),
         endpoints: Vec::new(),
         policy: Policy::None,
@@ -48,6 +49,7 @@ fn options(state: &std::path::Path, seed: u64) -> Options {
 
 fn join_options(state: &std::path::Path, line: &str) -> JoinOptions {
     JoinOptions {
+        machine: Default::default(),
         state: state.to_owned(),
         ticket: Ticket::parse(line, BUILD_TIME).unwrap(),
         patience: Some(Duration::from_secs(10)),

@@ -61,7 +61,60 @@ fn a_machine_that_has_joined_says_so() {
     let gateway_dir = tempfile::tempdir().unwrap();
     let gateway = Gateway::start(gateway_dir.path());
     let machine = Machine::joined(&gateway);
-    machine.join(&gateway.ticket(1, 3600)).refused(73, &["has joined already, as n-", "mv "]);
+    machine
+        .join(&gateway.ticket(1, 3600))
+        .refused(73, &["has joined already, as n-", "join --state ", "--reset --yes"]);
+}
+
+/// What stands in the state directory, but for the journal's lock.
+fn names(machine: &Machine) -> Vec<String> {
+    let entries = std::fs::read_dir(machine.state()).unwrap().map(Result::unwrap);
+    let names = entries.map(|entry| entry.file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.filter(|name| name != "journal.lock").collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_reset_moves_identity_and_journal_aside_and_the_machine_joins_as_another_node() {
+    let gateway_dir = tempfile::tempdir().unwrap();
+    let gateway = Gateway::start(gateway_dir.path());
+    let machine = Machine::new();
+    let first = node_id(&machine.join(&gateway.ticket(1, 3600)).expect(0));
+    let before = names(&machine);
+    let identity = std::fs::read(machine.state().join("identity.json")).unwrap();
+
+    let out = machine.run(&["join", "--reset", "--yes"]).expect(0);
+    assert!(out.contains(&format!("this machine is {first} no more")), "{out}");
+    let aside = names(&machine);
+    assert!(aside.iter().all(|name| name.contains(".reset-")), "{aside:?}");
+    assert_eq!(aside.len(), before.len(), "nothing is deleted: {before:?} {aside:?}");
+    let kept = aside.iter().find(|name| name.starts_with("identity.json.reset-")).unwrap();
+    assert_eq!(std::fs::read(machine.state().join(kept)).unwrap(), identity);
+    machine.run(&["node"]).refused(78, &["has not joined"]);
+
+    let second = node_id(&machine.join(&gateway.ticket(1, 3600)).expect(0));
+    assert_ne!(first, second);
+    let both = names(&machine);
+    assert!(aside.iter().all(|name| both.contains(name)), "a join leaves what was moved aside: {both:?}");
+}
+
+#[test]
+fn a_reset_with_a_ticket_joins_at_once_and_with_a_bad_ticket_or_without_yes_moves_nothing() {
+    let gateway_dir = tempfile::tempdir().unwrap();
+    let gateway = Gateway::start(gateway_dir.path());
+    let machine = Machine::joined(&gateway);
+    let before = names(&machine);
+    let ticket = machine.write_ticket("bcd1.AAAA");
+    machine.run(&["join", "--reset", "--yes", "--ticket", &ticket]).refused(65, &["ticket"]);
+    machine.run(&["join", "--reset"]).expect(64);
+    machine.run(&["join", "--yes"]).expect(64);
+    assert_eq!(names(&machine), before);
+
+    let ticket = machine.write_ticket(&gateway.ticket(1, 3600));
+    let out = machine.run(&["join", "--reset", "--yes", "--ticket", &ticket]).expect(0);
+    assert!(out.contains("moved aside") && node_id(&out).starts_with("n-"), "{out}");
+    assert!(machine.state().join("identity.json").exists());
 }
 
 #[test]

@@ -1,0 +1,90 @@
+//! `bcd leave`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
+
+use super::join::moved;
+use super::node::{LEFT_BEHIND, boot, traces};
+use super::{ConfigArgs, fail, note, print};
+use crate::clock::{Clock as _, SystemClock};
+use crate::config::Config;
+use crate::failpoint;
+use crate::identity::{self, LoadError};
+use crate::model::{Exit, ServerTime};
+use crate::node::{BuildError, LeaveError, Node, Options};
+
+/// Retire this machine: what runs ends, the control plane is told, identity and journal are moved aside.
+///
+/// The daemon must have been stopped. Killed or failed in between, it can be repeated.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// How long running programs and the gateway are waited for, seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    try_for: u64,
+    /// Moves identity and journal aside in any case: though no gateway was told, or programs still run.
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Untold {
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    #[error(transparent)]
+    Leave(#[from] LeaveError),
+}
+
+impl Untold {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Build(error) => error.exit(),
+            Self::Leave(error) => error.exit(),
+        }
+    }
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
+    let config = args.config.load_and_log()?;
+    let told = tell(args, &config)?;
+    match &told {
+        Ok(()) => failpoint::hit(failpoint::LEAVE_TOLD),
+        // A leave that was killed while it moved things aside is finished.
+        Err(Untold::Build(BuildError::Identity(LoadError::NotJoined(_)))) => {}
+        Err(error) if args.force => {
+            fail(error, error.exit());
+            note(
+                "bcd: leaving all the same; the control plane still counts on this node: have it deleted there",
+            );
+        }
+        Err(error) => return Err(fail(error, error.exit())),
+    }
+    let aside = identity::reset(&config.state, ServerTime(SystemClock.wall_ms()));
+    let aside = aside.map_err(|error| fail(&error, error.exit()))?;
+    match told {
+        Err(error) if aside.moved.is_empty() => Err(fail(&error, error.exit())),
+        _ => print(&moved(&aside)).map(|()| Exit::Done),
+    }
+}
+
+/// Runs the node to its end.
+fn tell(args: &Args, config: &Config) -> Result<Result<(), Untold>, Exit> {
+    // A reboot would not be this machine's last: nothing that asks for one is admitted.
+    let (say_stop, _) = tokio::sync::watch::channel(false);
+    let (boot_id, reboot) = boot(&say_stop).map_err(|error| fail(&error, Exit::Failed))?;
+    let mut options = Options::new(config, Arc::new(SystemClock), StdRng::from_os_rng(), boot_id, reboot);
+    // A copy must not speak for the machine that it was made of.
+    options.machine = traces();
+    let node = match Node::build(options) {
+        Ok(node) => node,
+        Err(error) => return Ok(Err(error.into())),
+    };
+    let runtime = super::runtime()?;
+    let told = runtime.block_on(node.leave(Duration::from_secs(args.try_for)));
+    runtime.shutdown_timeout(LEFT_BEHIND);
+    Ok(told.map_err(Untold::from))
+}
