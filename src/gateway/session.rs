@@ -316,8 +316,9 @@ impl Session {
                 return Ok(());
             }
         };
+        let mut left = false;
         for event in batch.events.iter().filter(|event| event.kind == EventType::NodeLeaving.name()) {
-            self.leaves(&event.body).await?;
+            left |= self.leaves(&event.body).await?;
         }
         let (node, now) = (self.opening.route.node.clone(), self.hub.now());
         let (journal, event_seq) = match batch.events.last().map(|event| event.seq) {
@@ -325,11 +326,17 @@ impl Session {
             _ => self.hub.store.take_node_events(node, batch, now).await?,
         };
         let journal_id = journal.to_string();
-        self.send(Out::Ack(pb::Ack { journal_id, event_seq, ..Default::default() })).await
+        self.send(Out::Ack(pb::Ack { journal_id, event_seq, ..Default::default() })).await?;
+        if left {
+            let message = "the node has left, and is not known any more";
+            return Err(Ended(SessionEnd::told(Code::PermissionDenied, Reason::UnknownNode, message)));
+        }
+        Ok(())
     }
 
     /// Hands a node's word that it leaves to the worker, and deletes the node if that holds: before the word is acked.
-    async fn leaves(&mut self, body: &str) -> Result<(), Ended> {
+    /// Whether it held.
+    async fn leaves(&mut self, body: &str) -> Result<bool, Ended> {
         #[derive(serde::Deserialize)]
         struct Body {
             report: Envelope,
@@ -337,17 +344,17 @@ impl Session {
         let node = &self.opening.route.node;
         let Ok(Body { report }) = serde_json::from_str(body) else {
             tracing::warn!(%node, "a report of a leave cannot be read");
-            return Ok(());
+            return Ok(false);
         };
         match self.hub.worker.ask(Ask::Leave(report)).await {
             Told::Left(left) if left == *node => {}
             Told::Left(left) => {
                 tracing::warn!(%node, %left, "another node's report of a leave was sent");
-                return Ok(());
+                return Ok(false);
             }
             Told::Refused { reason, message } => {
                 tracing::warn!(%node, %reason, message, "a report of a leave is refused");
-                return Ok(());
+                return Ok(false);
             }
             other => {
                 tracing::error!(?other, "the worker did not answer");
@@ -360,7 +367,7 @@ impl Session {
             tracing::info!(%node, "node left");
         }
         failpoint::hit(failpoint::GATEWAY_LEFT);
-        Ok(())
+        Ok(true)
     }
 
     fn account(&mut self, effects: &Effects) {

@@ -18,7 +18,7 @@ use crate::state_dir::{StateDir, StateError};
 const ASIDE: &str = ".reset-";
 const JOURNAL: &str = "journal.db";
 /// What is moved, in this order. Begun and outcome records go with the journal that they belong to, floors with the
-/// deployment that they are of.
+/// deployment that they are of. The reserve is room on the disk, and stays for whoever comes.
 const ORDER: [&str; 8] = [
     stored::PENDING,
     stored::IDENTITY,

@@ -10,7 +10,7 @@ use crate::state_dir::StateDir;
 
 /// How the names of everything begin that bcd keeps in its state directory. The identity first: what a killed seal leaves
 /// is no node.
-const OURS: [&str; 10] = [
+const OURS: [&str; 11] = [
     stored::IDENTITY,
     stored::PENDING,
     super::keys::FOLDER,
@@ -20,6 +20,7 @@ const OURS: [&str; 10] = [
     "audit.log",
     "hold",
     "spec.json",
+    "reserve",
     "journal.",
 ];
 

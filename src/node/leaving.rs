@@ -1,8 +1,10 @@
 //! The end of a node: what runs comes to its end, what is owed is told, the control plane hears that the machine leaves.
 //!
-//! It is the node itself, with its session, that admits nothing any more. The word is an event of the journal, which
-//! stands until it is acked, and an ack follows the worker's own look at the signature.
+//! It is the node itself, with its session, that admits nothing any more. The word is an event of the journal. An ack says
+//! that it came; that it held says the gateway that knows the node no more. A leave that was given up counts for nothing
+//! later, when the journal tells of it all the same: the word names the end of its time.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use serde_json::json;
@@ -30,7 +32,7 @@ pub enum LeaveError {
     Running(Vec<CommandId>),
     /// The control plane has not heard of it.
     #[error(
-        "no gateway has taken the word that this machine leaves ({0}); try again later (a node that is started again tells what its journal holds), or leave with: bcd leave --force, and have the node deleted at the control plane"
+        "no gateway has taken the word that this machine leaves ({0}); the node is what it was; try again later, or leave with: bcd leave --force, and have the node deleted at the control plane"
     )]
     Untold(String),
     /// The node ended by itself.
@@ -111,7 +113,8 @@ struct Leaving {
 
 impl Leaving {
     async fn tell(mut self, patience: Duration) -> Result<(), LeaveError> {
-        match tokio::time::timeout(patience, self.told()).await {
+        let until = self.working.clock().boot() + patience;
+        match tokio::time::timeout(patience, self.told(until)).await {
             Ok(told) => told,
             Err(_) => {
                 let running = self.lanes.running_ids();
@@ -124,7 +127,7 @@ impl Leaving {
         }
     }
 
-    async fn told(&mut self) -> Result<(), LeaveError> {
+    async fn told(&mut self, until: Duration) -> Result<(), LeaveError> {
         let mut unknown = self.status.clone();
         // The control plane knows the node no more: an earlier leave came so far, or an operator has deleted it.
         let unknown = unknown.wait_for(|status| {
@@ -132,24 +135,19 @@ impl Leaving {
         });
         tokio::select! {
             biased;
-            told = self.say() => told,
+            told = self.say(until) => match told? {},
             _ = unknown => Ok(()),
         }
     }
 
-    async fn say(&self) -> Result<(), LeaveError> {
+    /// Says it, and waits for ever: what came of it says the end of the session.
+    async fn say(&self, until: Duration) -> Result<Infallible, LeaveError> {
         self.settled().await;
-        let report = self.report().await?;
+        let report = self.report(until).await?;
         let event = NewEvent::new(EventType::NodeLeaving, json!({ "report": report }));
         self.journal.record(event).await?;
         failpoint::hit(failpoint::LEAVE_RECORDED);
-        let mut pending = self.journal.pending_events();
-        // Acks are cumulative: when nothing waits, this one was taken.
-        if pending.wait_for(|pending| pending.count == 0).await.is_err() {
-            // The journal has ended, and with it the node.
-            std::future::pending::<()>().await;
-        }
-        Ok(())
+        std::future::pending().await
     }
 
     /// A session is live, nothing runs, and no result is owed.
@@ -166,10 +164,11 @@ impl Leaving {
         }
     }
 
-    async fn report(&self) -> Result<Envelope, LeaveError> {
+    async fn report(&self, until: Duration) -> Result<Envelope, LeaveError> {
         let Identity { trust_domain, node_id, key, chain, .. } = self.identity.clone();
         let issued_at = self.working.now().unwrap_or_default();
-        let body = Leave { kind: LeaveKind::Leave, trust_domain, node_id, issued_at };
+        let not_after = issued_at.plus(until.saturating_sub(self.working.clock().boot()));
+        let body = Leave { kind: LeaveKind::Leave, trust_domain, node_id, issued_at, not_after };
         // Ids and times cannot fail to serialise.
         let body = serde_json::to_vec(&body).unwrap_or_default();
         // The certificate says whose key it is; its root is the worker's own.

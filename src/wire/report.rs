@@ -20,6 +20,8 @@ pub struct Leave {
     pub node_id: NodeId,
     /// The working clock.
     pub issued_at: ServerTime,
+    /// It counts for nothing afterwards: a machine that has not left in time has stayed.
+    pub not_after: ServerTime,
 }
 
 /// The `type` of a [`Leave`].

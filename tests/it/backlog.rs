@@ -28,7 +28,7 @@ fn fill(lab: &Lab) {
     for n in 1..=RESULTS {
         let id = format!("c-old-{n}");
         let row = "INSERT INTO commands VALUES (?, zeroblob(32), 'node.exec', 0, 1999999999000, 3, 1, 'i-old', 'b-old', \
-                   1, 1, ?, ?)";
+                   1, 1, ?, ?, NULL)";
         tx.execute(row, params![id, outcome, n]).unwrap();
         tx.execute("INSERT INTO results VALUES (?, ?, x'7b7d')", params![n, id]).unwrap();
     }

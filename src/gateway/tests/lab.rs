@@ -42,6 +42,7 @@ pub(super) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T 
 pub(super) struct Gateway {
     pub dir: Arc<TempDir>,
     name: String,
+    worker: Arc<Worker>,
     desk: Desk,
     pub ready: Ready,
     stop: oneshot::Sender<()>,
@@ -58,6 +59,14 @@ impl Drop for Tasks {
     }
 }
 
+/// The worker of every gateway over one store, here in this process.
+fn worker_in(dir: &TempDir, certificate_life: Duration) -> Arc<Worker> {
+    let store = dir.path().join("gw");
+    make_closed(&store).expect("the store's directory");
+    let works = worker::Options { certificate_life, ..worker::Options::new(store.join("worker")) };
+    Arc::new(Worker::open(&works, ServerTime(SystemClock.wall_ms())).expect("a worker"))
+}
+
 impl Gateway {
     pub async fn start() -> Self {
         Self::with(|_| {}).await
@@ -68,12 +77,16 @@ impl Gateway {
     }
 
     pub async fn on(dir: impl Into<Arc<TempDir>>, change: impl FnOnce(&mut Options)) -> Self {
-        Self::named("gw", dir.into(), DAY, change).await
+        let dir = dir.into();
+        let worker = worker_in(&dir, DAY);
+        Self::named("gw", dir, worker, change).await
     }
 
     /// A gateway whose nodes' certificates hold so long.
     pub async fn certifying_for(life: Duration, change: impl FnOnce(&mut Options)) -> Self {
-        Self::named("gw", Arc::new(tempfile::tempdir().expect("a directory")), life, change).await
+        let dir = Arc::new(tempfile::tempdir().expect("a directory"));
+        let worker = worker_in(&dir, life);
+        Self::named("gw", dir, worker, change).await
     }
 
     /// Another gateway over this one's store.
@@ -82,23 +95,19 @@ impl Gateway {
             options.store = Some(self.dir.path().join("gw"));
             change(options);
         };
-        Self::named(name, self.dir.clone(), DAY, change).await
+        Self::named(name, self.dir.clone(), self.worker.clone(), change).await
     }
 
     async fn named(
         name: &str,
         dir: Arc<TempDir>,
-        certificate_life: Duration,
+        worker: Arc<Worker>,
         change: impl FnOnce(&mut Options),
     ) -> Self {
-        let store = dir.path().join("gw");
-        make_closed(&store).expect("the store's directory");
-        let works = worker::Options { certificate_life, ..worker::Options::new(store.join("worker")) };
         let clock = Arc::new(SystemClock);
-        let worker = Arc::new(Worker::open(&works, ServerTime(clock.wall_ms())).expect("a worker"));
         let desk = Desk::here(worker.clone(), clock.clone());
         let listen = "127.0.0.1:0".parse().expect("an address");
-        let mut options = Options::new(dir.path().join(name), listen, Link::here(worker, clock));
+        let mut options = Options::new(dir.path().join(name), listen, Link::here(worker.clone(), clock));
         options.seed = Some(7);
         change(&mut options);
         let (stop, stopped) = oneshot::channel();
@@ -114,7 +123,7 @@ impl Gateway {
             },
         ));
         let ready = within("the gateway's start", told).await.expect("it starts");
-        Self { dir, name: name.into(), desk, ready, stop, task, tasks: Tasks(Some(runtime)) }
+        Self { dir, name: name.into(), worker, desk, ready, stop, task, tasks: Tasks(Some(runtime)) }
     }
 
     /// Ends at once and writes nothing more.

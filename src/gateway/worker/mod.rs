@@ -349,8 +349,13 @@ impl Worker {
         let audience = Audience { trust_domain: self.trust_domain.clone(), node_id: holder.node.clone() };
         let verified: Result<dsse::Verified<Leave>, _> =
             dsse::verify_document(report, &holder.key, Some(&audience));
-        if let Err(error) = verified {
-            return Ok(invalid(&format!("the report does not hold: {error}")));
+        let until = match &verified {
+            Ok(leave) => leave.get().not_after,
+            Err(error) => return Ok(invalid(&format!("the report does not hold: {error}"))),
+        };
+        if now > until {
+            let message = format!("the machine was to have left by {until}, and has stayed");
+            return Ok(Told::Refused { reason: Reason::Expired, message });
         }
         let mut enrolment = self.enrolment();
         match enrolment.renew(&holder)? {

@@ -367,6 +367,7 @@ fn leave(node: &Node, signer: &KeyPair, shown: Option<&Node>) -> Envelope {
         trust_domain: "lab.example".into(),
         node_id: node.issued.node_id.clone(),
         issued_at: NOW,
+        not_after: NOW.plus(HOUR),
     };
     let chain = shown.map(|shown| Bytes::copy_from_slice(&shown.issued.chain[0].0)).into_iter().collect();
     let key = signing_key(signer.serialize_der()).unwrap();
@@ -395,6 +396,13 @@ fn a_node_leaves_by_a_report_under_its_own_key_alone_and_once() {
         assert!(matches!(lab.renew(&node, NOW, |_| {}), Told::Renewed(..)), "{what}: it is a node still");
     }
     let report = leave(&node, &node.pair, Some(&node));
+    let given_up = lab.worker.answer(Ask::Leave(report.clone()), NOW.plus(HOUR + Duration::from_millis(1)));
+    assert_eq!(
+        reason(&given_up),
+        Some(Reason::Expired),
+        "a leave that was given up is told later all the same"
+    );
+    assert!(matches!(lab.renew(&node, NOW, |_| {}), Told::Renewed(..)), "and the node has stayed");
     for _ in 0..2 {
         let told = lab.worker.answer(Ask::Leave(report.clone()), NOW);
         assert!(matches!(&told, Told::Left(left) if *left == node.issued.node_id), "{told:?}");

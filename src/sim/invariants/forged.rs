@@ -20,14 +20,20 @@ pub(super) fn nothing_forged_counts(evidence: &Evidence) -> Verdict {
         let (node, id, lie) = (answer.node, answer.command(), answer.lie.name());
         broken.push(format!("{node} answered {id} with {}, and it was a lie ({lie})", answer.answer()));
     }
-    let home: BTreeMap<&str, &str> =
-        evidence.commands.iter().map(|row| (row.id.as_str(), row.node.as_str())).collect();
+    let stored = evidence.commands.iter().map(|row| (row.id.as_str(), row.node.as_str()));
+    // What a gateway has lost since is another's to judge.
+    let handed = evidence
+        .handed
+        .iter()
+        .filter_map(|(id, handed)| Some((id.as_str(), evidence.agents.get(handed.planned.agent)?.as_str())));
+    let home: BTreeMap<&str, &str> = handed.chain(stored).collect();
     let mut transitions = 0;
     for event in &evidence.told {
         match event.kind.as_str() {
             "command.accepted" | "command.running" | "command.done" => {
                 transitions += 1;
-                let id = event.body["id"].as_str().unwrap_or_default();
+                // One without an id tells of no command.
+                let Some(id) = event.body["id"].as_str() else { continue };
                 if home.get(id) != Some(&event.node.as_str()) {
                     broken.push(format!("{} took {id}, which was never handed over for it", event.node));
                 }

@@ -150,7 +150,8 @@ fn a_result_that_the_witness_does_not_bear_out_breaks_i2() {
     }
     assert_eq!(broken(|evidence| drop(evidence.witness.insert("x".into(), Runs::default()))), ["I2"]);
     let none = |evidence: &mut Evidence| {
-        evidence.commands[3] = CommandView { effect: "none".into(), ..view("c-3", "rejected", "expired") };
+        let row = view("c-3", "rejected", "expired");
+        evidence.commands[3] = CommandView { effect: "none".into(), ended_ms: 60_001, ..row };
     };
     assert_eq!(broken(none), ["I2"]);
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use bcd::gateway::control::{Request, Response};
+use bcd::gateway::control::{NodeEventView, Request, Response};
 use bcd::sim::history::{Evidence, read_witness};
 use bcd::sim::invariants::judge;
 use bcd::sim::load::Class;
@@ -54,12 +54,15 @@ fn gather(lab: &Lab, evidence: &mut Evidence) {
     });
     let Response::Commands(commands) = lab.ask(&Request::History) else { panic!("no history") };
     // The probe is the lab's own.
-    evidence.commands = commands.into_iter().filter(|row| evidence.handed.contains_key(&row.id)).collect();
+    let (handed, own): (Vec<_>, Vec<_>) =
+        commands.into_iter().partition(|row| evidence.handed.contains_key(&row.id));
+    evidence.commands = handed;
+    let is_own = |event: &NodeEventView| own.iter().any(|row| event.body["id"] == row.id.as_str());
     evidence.witness = read_witness(&lab.path("witness")).expect("a witness file");
     evidence.events = lab.events();
     // The last results may be acked before the events that tell of them.
     until("the nodes' own word of every end", || {
-        evidence.told = lab.told();
+        evidence.told = lab.told().into_iter().filter(|event| !is_own(event)).collect();
         let ends = evidence.told_ends();
         evidence.ended_by_nodes().all(|row| ends.contains_key(row.id.as_str())).then_some(())
     });
