@@ -290,7 +290,8 @@ impl Node {
     pub async fn run(self, stop: watch::Receiver<bool>) -> Exit {
         let (say, _) = watch::channel(SessionStatus::new(self.options.clock.boot()));
         let (use_identity, _) = watch::channel(self.identity.clone());
-        self.run_with(Lanes::default(), say, use_identity, stop).await
+        // Large: whoever awaits it would carry it too.
+        Box::pin(self.run_with(Lanes::default(), say, use_identity, stop)).await
     }
 
     async fn run_with(
