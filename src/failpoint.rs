@@ -111,6 +111,8 @@ steps! {
     GATEWAY_ACKED = "gateway.acked";
     /// The Hello transaction is durable, no Welcome was sent.
     GATEWAY_HELLO = "gateway.hello";
+    /// A node that leaves is gone at the worker, and not yet at the gateway.
+    GATEWAY_LEAVES = "gateway.leaves";
     /// A node that leaves is gone at worker and gateway, and its word is not acked.
     GATEWAY_LEFT = "gateway.left";
     /// A join is durable at the gateway, no answer was sent.

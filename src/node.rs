@@ -289,13 +289,16 @@ impl Node {
     /// Runs until `stop` says true or its sender is gone, or until the journal can no longer be trusted.
     pub async fn run(self, stop: watch::Receiver<bool>) -> Exit {
         let (say, _) = watch::channel(SessionStatus::new(self.options.clock.boot()));
-        self.run_with(Lanes::default(), say, stop).await
+        let (use_identity, _) = watch::channel(self.identity.clone());
+        // Large: whoever awaits it would carry it too.
+        Box::pin(self.run_with(Lanes::default(), say, use_identity, stop)).await
     }
 
     async fn run_with(
         mut self,
         lanes: Lanes,
         say: watch::Sender<SessionStatus>,
+        use_identity: watch::Sender<Identity>,
         stop: watch::Receiver<bool>,
     ) -> Exit {
         let journal = self.journal.clone();
@@ -303,7 +306,7 @@ impl Node {
         let hold = self.hold(&lanes);
         let status = say.subscribe();
         let conditions = Conditions::new(Arc::clone(&self.options.clock));
-        let (use_identity, identity) = watch::channel(self.identity.clone());
+        let identity = use_identity.subscribe();
         let (use_roots, roots) = watch::channel(self.identity.trust.command_roots.clone());
         let (end, ending) = watch::channel(None);
         let replaced = Arc::new(Notify::new());

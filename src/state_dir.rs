@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use crate::model::Exit;
@@ -240,14 +240,23 @@ impl StateDir {
         self.sync()
     }
 
-    /// Gives a file or directory another name, durably. Whoever calls has seen that the name is free.
+    /// Gives a file or directory another name, durably, and never that of another one.
     ///
     /// # Errors
-    /// See [`StateError`]; it keeps its name.
+    /// See [`StateError`]; it keeps its name. One that is taken is `EEXIST`.
     pub fn rename(&self, from: &str, to: &str) -> Result<(), StateError> {
         let path = self.path.join(from);
         fault(Point::StateRename, "rename", &path)?;
-        rustix::fs::renameat(&self.fd, from, &self.fd, to).map_err(|errno| system("rename", &path, errno))?;
+        let mut renamed = rustix::fs::renameat_with(&self.fd, from, &self.fd, to, RenameFlags::NOREPLACE);
+        // A file system that does not know the flag.
+        if renamed == Err(Errno::INVAL) {
+            renamed = match rustix::fs::statat(&self.fd, to, AtFlags::SYMLINK_NOFOLLOW) {
+                Err(Errno::NOENT) => rustix::fs::renameat(&self.fd, from, &self.fd, to),
+                Ok(_) => Err(Errno::EXIST),
+                Err(errno) => Err(errno),
+            };
+        }
+        renamed.map_err(|errno| system("rename", &path, errno))?;
         self.sync()
     }
 

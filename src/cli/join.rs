@@ -75,7 +75,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
     // Before anything is moved.
     let ticket = args.ticket.as_deref().map(read_ticket).transpose();
     let ticket = ticket.map_err(|error| fail(&error, error.exit()))?;
-    if args.reset {
+    if args.reset && !goes_on(&config.state, ticket.as_ref()) {
         let aside = identity::reset(&config.state, ServerTime(SystemClock.wall_ms()));
         let aside = aside.map_err(|error| fail(&error, error.exit()))?;
         print(&moved(&aside))?;
@@ -98,6 +98,17 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
     let joined = joined.map_err(|error| fail(&error, error.exit()))?;
     print(&report(&joined))?;
     Ok(Exit::Done)
+}
+
+/// Whether a join with this ticket was killed here: after its reset, whose second run would throw away a use of the
+/// ticket. A join that cannot be read is the reset's to move aside.
+fn goes_on(state: &Path, ticket: Option<&Ticket>) -> bool {
+    let pending = identity::pending_join(state).ok().flatten();
+    let goes_on = ticket.is_some_and(|ticket| pending == Some(ticket.token.digest()));
+    if goes_on {
+        note("bcd: a join with this ticket has begun here; it goes on, and nothing is moved aside");
+    }
+    goes_on
 }
 
 /// What an operator reads of a reset.

@@ -1,5 +1,6 @@
 //! `bcd leave`.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +34,11 @@ pub(super) struct Args {
 
 #[derive(Debug, thiserror::Error)]
 enum Untold {
+    #[error(
+        "a join has begun in {state} and is not done, so there is no node that could leave; go on with it: bcd join --state {state} --ticket FILE, with the same ticket; or give it up: bcd join --state {state} --reset --yes",
+        state = .0.display()
+    )]
+    Joining(PathBuf),
     #[error(transparent)]
     Build(#[from] BuildError),
     #[error(transparent)]
@@ -42,6 +48,7 @@ enum Untold {
 impl Untold {
     fn exit(&self) -> Exit {
         match self {
+            Self::Joining(_) => Exit::Configuration,
             Self::Build(error) => error.exit(),
             Self::Leave(error) => error.exit(),
         }
@@ -53,22 +60,42 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
     let told = tell(args, &config)?;
     match &told {
         Ok(()) => failpoint::hit(failpoint::LEAVE_TOLD),
-        // A leave that was killed while it moved things aside is finished.
-        Err(Untold::Build(BuildError::Identity(LoadError::NotJoined(_)))) => {}
-        Err(error) if args.force => {
-            fail(error, error.exit());
-            note(
-                "bcd: leaving all the same; the control plane still counts on this node: have it deleted there",
-            );
+        Err(error @ Untold::Build(BuildError::Identity(LoadError::NotJoined(_)))) => {
+            return finish(&config.state, error);
         }
+        Err(error) if args.force => drop(fail(error, error.exit())),
         Err(error) => return Err(fail(error, error.exit())),
     }
-    let aside = identity::reset(&config.state, ServerTime(SystemClock.wall_ms()));
+    let aside = identity::reset(&config.state, now());
     let aside = aside.map_err(|error| fail(&error, error.exit()))?;
     match told {
-        Err(error) if aside.moved.is_empty() => Err(fail(&error, error.exit())),
-        _ => print(&moved(&aside)).map(|()| Exit::Done),
+        Ok(()) => {}
+        Err(Untold::Build(BuildError::Copied { node_id, .. })) => note(&format!(
+            "bcd: {node_id} is another machine's and goes on there: it must not be deleted at the control plane"
+        )),
+        Err(_) => note("bcd: the control plane still counts on this node: have it deleted there"),
     }
+    print(&moved(&aside)).map(|()| Exit::Done)
+}
+
+fn now() -> ServerTime {
+    ServerTime(SystemClock.wall_ms())
+}
+
+/// Where there is no identity: a leave that was killed while it moved things aside is finished, and a join is not a
+/// node that could leave.
+fn finish(state: &Path, not_joined: &Untold) -> Result<Exit, Exit> {
+    let failed = |error: &Untold| Err(fail(error, error.exit()));
+    match identity::pending_join(state) {
+        Ok(None) => {}
+        Ok(Some(_)) => return failed(&Untold::Joining(state.to_owned())),
+        Err(error) => return failed(&Untold::Build(LoadError::from(error).into())),
+    }
+    let aside = identity::finish_reset(state, now()).map_err(|error| fail(&error, error.exit()))?;
+    if aside.moved.is_empty() {
+        return failed(not_joined);
+    }
+    print(&moved(&aside)).map(|()| Exit::Done)
 }
 
 /// Runs the node to its end.

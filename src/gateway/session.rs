@@ -346,12 +346,8 @@ impl Session {
             tracing::warn!(%node, "a report of a leave cannot be read");
             return Ok(false);
         };
-        match self.hub.worker.ask(Ask::Leave(report)).await {
+        match self.hub.worker.ask(Ask::Leave { node: node.clone(), report }).await {
             Told::Left(left) if left == *node => {}
-            Told::Left(left) => {
-                tracing::warn!(%node, %left, "another node's report of a leave was sent");
-                return Ok(false);
-            }
             Told::Refused { reason, message } => {
                 tracing::warn!(%node, %reason, message, "a report of a leave is refused");
                 return Ok(false);
@@ -362,6 +358,7 @@ impl Session {
                 return Err(Ended(SessionEnd::told(Code::Unavailable, Reason::Internal, message)));
             }
         }
+        failpoint::hit(failpoint::GATEWAY_LEAVES);
         if let Some(ended) = self.hub.store.delete(node.clone()).await? {
             self.hub.commands_ended(&ended);
             tracing::info!(%node, "node left");

@@ -38,7 +38,8 @@ fn text(path: &Path) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// The name that the root file system's disk has by itself, wherever it is plugged in; else that of the file system.
+/// The name that the root file system's disk has by itself, wherever it is plugged in. A file system's UUID would not do:
+/// the copy of a disk has it too.
 fn root_disk(root: &Path) -> Option<String> {
     let mounts = text(&root.join("proc/self/mountinfo"))?;
     // The last one covers those before it.
@@ -50,8 +51,7 @@ fn root_disk(root: &Path) -> Option<String> {
     let by_number = root.join("sys/dev/block").join(number);
     let by_name = source.map(|name| root.join("sys/class/block").join(name));
     let device = Some(by_number).filter(|path| path.exists()).or(by_name.filter(|path| path.exists()));
-    let named = device.and_then(|device| disk_name(&device.canonicalize().ok()?));
-    named.or_else(|| file_system(root, source?))
+    disk_name(&device?.canonicalize().ok()?)
 }
 
 /// The name of a block device, or of the first of those that it lies on.
@@ -77,19 +77,6 @@ fn below(device: &Path) -> Option<PathBuf> {
     let slaves = std::fs::read_dir(device.join("slaves")).ok()?.flatten();
     let first = slaves.map(|slave| slave.path()).min()?;
     first.canonicalize().ok()
-}
-
-/// The UUID of the file system on a device.
-fn file_system(root: &Path, device: &str) -> Option<String> {
-    let links = std::fs::read_dir(root.join("dev/disk/by-uuid")).ok()?.flatten();
-    let is_its = |link: &std::fs::DirEntry| {
-        let target = std::fs::read_link(link.path()).ok();
-        target.is_some_and(|target| target.file_name().is_some_and(|name| name == device))
-    };
-    let mut uuids: Vec<String> =
-        links.filter(is_its).filter_map(|link| link.file_name().into_string().ok()).collect();
-    uuids.sort();
-    uuids.into_iter().next().map(|uuid| format!("fs:{uuid}"))
 }
 
 #[cfg(test)]
@@ -143,13 +130,12 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_without_a_name_is_known_by_its_file_system() {
+    fn a_disk_without_a_name_is_not_known_by_its_file_system_which_its_copy_has_too() {
         let nameless = tree("\n");
         let root = nameless.path();
-        assert_eq!(read(root).root_disk, None);
         std::fs::create_dir_all(root.join("dev/disk/by-uuid")).unwrap();
         symlink("../../sda2", root.join("dev/disk/by-uuid/1b4e28ba")).unwrap();
-        assert!(read(root).root_disk.is_some());
+        assert_eq!(read(root).root_disk, None);
     }
 
     #[test]

@@ -26,9 +26,9 @@ pub use accept::{Accepted, AnswerError};
 pub use again::{Mark, join_again};
 pub use certificate::{CertificateError, Leaf};
 pub use keys::KeyError;
-pub use reset::{Aside, ResetError, reset};
-pub use seal::{Sealed, seal};
-pub use stored::FileError;
+pub use reset::{Aside, ResetError, finish_reset, reset};
+pub use seal::{SealError, Sealed, seal};
+pub use stored::{FileError, pending_join};
 pub use ticket::{Ticket, TicketError, Token};
 
 use crate::model::strict::StrictMap;

@@ -15,7 +15,7 @@ use crate::model::{Exit, NodeId, ServerTime};
 use crate::state_dir::{StateDir, StateError};
 
 /// Between a name and the time at which it was moved aside.
-const ASIDE: &str = ".reset-";
+pub(super) const ASIDE: &str = ".reset-";
 const JOURNAL: &str = "journal.db";
 /// What is moved, in this order. Begun and outcome records go with the journal that they belong to, floors with the
 /// deployment that they are of. The reserve is room on the disk, and stays for whoever comes.
@@ -74,20 +74,33 @@ pub fn reset(state: &Path, now: ServerTime) -> Result<Aside, ResetError> {
     Ok(Aside { node_id, moved: move_aside(&dir, now)? })
 }
 
+/// Moves on what a killed reset has left, where one was killed. Blocks.
+///
+/// # Errors
+/// As [`reset`].
+pub fn finish_reset(state: &Path, now: ServerTime) -> Result<Aside, ResetError> {
+    let Some(dir) = StateDir::open(state)? else { return Ok(Aside::default()) };
+    let _lock = dir.lock()?;
+    let names = dir.names()?;
+    if names.iter().any(|name| name == stored::IDENTITY || name == stored::PENDING) {
+        return Ok(Aside::default());
+    }
+    Ok(Aside { node_id: None, moved: finish_killed(&dir, now)? })
+}
+
 /// Finishes a reset that was killed, in a directory that is locked and has no identity and no join under way. Blocks.
-pub(super) fn finish_killed(dir: &StateDir, now: ServerTime) -> Result<(), ResetError> {
+pub(super) fn finish_killed(dir: &StateDir, now: ServerTime) -> Result<Vec<PathBuf>, ResetError> {
     if !dir.names()?.iter().any(|name| name == JOURNAL) {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let _journal = journal::claim(dir.path())?;
-    move_aside(dir, now)?;
-    Ok(())
+    move_aside(dir, now)
 }
 
 fn move_aside(dir: &StateDir, now: ServerTime) -> Result<Vec<PathBuf>, ResetError> {
     let names = dir.names()?;
     let there = |name: &str| names.iter().any(|there| there == name);
-    let stamp = stamp(&names, now, there(stored::IDENTITY));
+    let stamp = stamp(&names, now);
     let mut moved = Vec::new();
     for name in ORDER.into_iter().filter(|name| there(name)) {
         if name == JOURNAL {
@@ -104,24 +117,36 @@ fn move_aside(dir: &StateDir, now: ServerTime) -> Result<Vec<PathBuf>, ResetErro
     Ok(moved)
 }
 
-/// The time in the names: of the reset that is finished, or one that no name has yet.
-fn stamp(names: &[String], now: ServerTime, begins: bool) -> String {
+/// The time in the names: of the reset that was killed, or one that no name has yet.
+fn stamp(names: &[String], now: ServerTime) -> String {
+    let there = |name: &str| names.iter().any(|there| there == name);
+    let aside = |name: &str, stamp: &str| there(&format!("{name}{ASIDE}{stamp}"));
+    let last = names.iter().filter_map(|name| name.strip_prefix(stored::IDENTITY)?.strip_prefix(ASIDE)).max();
+    // The journal goes last, and every name once: else that reset came to its end, and what is there came after it.
     let killed =
-        names.iter().filter_map(|name| name.strip_prefix(stored::IDENTITY)?.strip_prefix(ASIDE)).max();
-    match killed {
-        Some(killed) if !begins => killed.to_owned(),
-        _ => {
-            let taken = |stamp: &String| names.iter().any(|name| name.ends_with(&format!("{ASIDE}{stamp}")));
-            let mut seconds = (0..).map(|s| utc(now.plus(Duration::from_secs(s))));
-            seconds.find(|stamp| !taken(stamp)).unwrap_or_default()
-        }
+        |stamp: &&str| !aside(JOURNAL, stamp) && !ORDER.iter().any(|name| there(name) && aside(name, stamp));
+    if let Some(stamp) = last.filter(killed) {
+        return stamp.to_owned();
     }
+    let taken = |stamp: &String| names.iter().any(|name| name.ends_with(&format!("{ASIDE}{stamp}")));
+    let mut seconds = (0..).map(|s| utc(now.plus(Duration::from_secs(s))));
+    seconds.find(|stamp| !taken(stamp)).unwrap_or_default()
 }
 
 /// `20261130T083000Z`.
 fn utc(time: ServerTime) -> String {
     let text = ServerTime(time.0.div_euclid(1000).saturating_mul(1000)).to_string();
     text.chars().filter(|c| !matches!(c, '-' | ':')).collect()
+}
+
+/// Whether a text is such a time.
+pub(super) fn is_stamp(text: &str) -> bool {
+    let shape = |(at, byte): (usize, u8)| match at {
+        8 => byte == b'T',
+        15 => byte == b'Z',
+        _ => byte.is_ascii_digit(),
+    };
+    text.len() == 16 && text.bytes().enumerate().all(shape)
 }
 
 #[cfg(test)]
@@ -165,6 +190,29 @@ mod tests {
             names(&dir),
             ["identity.json.reset-20260921T141320Z", "identity.json.reset-20260921T141321Z"]
         );
+    }
+
+    #[test]
+    fn a_join_that_was_killed_after_an_earlier_reset_is_moved_aside_under_a_time_of_its_own() {
+        const FIRST: &str = "20260101T000000Z";
+        let done = ["identity.json", "journal.db"].map(|name| format!("{name}.reset-{FIRST}"));
+        for left in [&["join-pending.json"][..], &["join-pending.json", "journal.db"]] {
+            let (_temp, dir) = state(&[&done.each_ref().map(String::as_str)[..], left].concat());
+            for keys in ["keys", &format!("keys.reset-{FIRST}")] {
+                dir.ensure_sub(keys).unwrap().write_new("a.key", keys.as_bytes()).unwrap();
+            }
+            let aside = reset(dir.path(), NOW).unwrap();
+            assert_eq!(aside.moved.len(), left.len() + 1, "{left:?}");
+            let moved = |name: &str| name.ends_with(".reset-20260921T141320Z");
+            assert!(aside.moved.iter().all(|path| moved(path.to_str().unwrap())), "{aside:?}");
+            let earlier: Vec<String> = names(&dir).into_iter().filter(|name| !moved(name)).collect();
+            assert_eq!(
+                earlier,
+                ["identity.json", "journal.db", "keys"].map(|name| format!("{name}.reset-{FIRST}"))
+            );
+            let kept = dir.ensure_sub(&earlier[2]).unwrap().read("a.key", 100).unwrap();
+            assert_eq!(kept, Some(earlier[2].clone().into_bytes()), "an aside is nobody's to overwrite");
+        }
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The identity's files: identity.json, whose rename is the switch to a new identity, and join-pending.json, which
 //! lets a join that was killed go on with the same key.
 
+use std::path::Path;
+
 use rustls::pki_types::CertificateDer;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -77,7 +79,7 @@ pub struct StoredIdentity {
     /// How the machine proved itself.
     pub attestor: String,
     /// What ties this file to the machine that has joined; empty: nothing does.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Machine::is_unknown")]
     pub machine: Machine,
     /// Signs join answers, trust bundles and revocations; pinned at the join.
     pub join_signing_key: PublicKey,
@@ -170,6 +172,18 @@ impl Pending {
     pub fn new(key: Digest, token_sha256: Digest) -> Self {
         Self { format: FORMAT, key: KeyName(key), token_sha256 }
     }
+}
+
+/// The ticket, by its token's digest, of a join that has begun and is not done. Blocks.
+///
+/// # Errors
+/// See [`FileError`].
+pub fn pending_join(state: &Path) -> Result<Option<Digest>, FileError> {
+    let Some(dir) = StateDir::open(state)? else { return Ok(None) };
+    let Some(pending) = Pending::read(&dir)? else { return Ok(None) };
+    // Beside an identity it is the join that made it, or nobody's.
+    let done = StoredIdentity::read(&dir)?.is_some_and(|stored| stored.key != pending.key);
+    Ok((!done).then_some(pending.token_sha256))
 }
 
 impl StoredIdentity {

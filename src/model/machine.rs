@@ -21,10 +21,20 @@ pub struct Machine {
 impl Machine {
     /// Whether what was kept here cannot be `now`'s: both the machine and its root disk are others. One alone is a part
     /// that was replaced. The machine id stands for a firmware's UUID that was not readable at the join or is not now.
+    /// Where no disk had a name, then or now, the firmware's UUID decides.
     pub fn is_another_than(&self, now: &Self) -> bool {
         let differ = |kept: Option<Digest>, now: Option<Digest>| Some(kept? != now?);
-        let machine = differ(self.dmi_uuid, now.dmi_uuid).or(differ(self.machine_id, now.machine_id));
-        machine == Some(true) && differ(self.root_disk, now.root_disk) == Some(true)
+        let board = differ(self.dmi_uuid, now.dmi_uuid);
+        if self.root_disk.is_none() && now.root_disk.is_none() {
+            return board == Some(true);
+        }
+        board.or(differ(self.machine_id, now.machine_id)) == Some(true)
+            && differ(self.root_disk, now.root_disk) == Some(true)
+    }
+
+    /// Whether nothing tells it from others.
+    pub fn is_unknown(&self) -> bool {
+        *self == Self::default()
     }
 }
 
@@ -61,5 +71,14 @@ mod tests {
         assert!(kept.is_another_than(&machine("", "new", "new")));
         assert!(!kept.is_another_than(&machine("", "new", "id")));
         assert!(machine("", "disk", "id").is_another_than(&machine("new", "new", "new")));
+    }
+
+    #[test]
+    fn where_no_disk_has_a_name_another_board_is_another_machine_and_another_machine_id_is_not() {
+        let kept = machine("board", "", "id");
+        assert!(kept.is_another_than(&machine("new", "", "id")));
+        assert!(!kept.is_another_than(&machine("board", "", "new")));
+        assert!(!kept.is_another_than(&machine("", "", "new")));
+        assert!(!kept.is_another_than(&machine("new", "disk", "new")));
     }
 }

@@ -2,9 +2,11 @@
 //!
 //! It is the node itself, with its session, that admits nothing any more. The word is an event of the journal. An ack says
 //! that it came; that it held says the gateway that knows the node no more. A leave that was given up counts for nothing
-//! later, when the journal tells of it all the same: the word names the end of its time.
+//! later, when the journal tells of it all the same: the word names the end of its time, which lies before the end of the
+//! patience, and another is said where patience lasts longer.
 
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::json;
@@ -23,6 +25,10 @@ use crate::wire::report::{self, Leave, LeaveKind};
 
 /// Between two looks at what runs and what is owed.
 const LOOK: Duration = Duration::from_millis(100);
+/// A word counts this long at most: whoever is killed behind it may be a node again, and a word outlives a kill.
+const WORD: Duration = Duration::from_secs(5 * 60);
+/// A word counts no more this long before it is given up, so that the two ends' clocks may differ by that.
+const MARGIN: Duration = Duration::from_secs(5);
 
 /// Why a node did not leave.
 #[derive(Debug, thiserror::Error)]
@@ -32,9 +38,14 @@ pub enum LeaveError {
     Running(Vec<CommandId>),
     /// The control plane has not heard of it.
     #[error(
-        "no gateway has taken the word that this machine leaves ({0}); the node is what it was; try again later, or leave with: bcd leave --force, and have the node deleted at the control plane"
+        "no gateway was told that this machine leaves ({0}); the node is what it was; try again later, or leave with: bcd leave --force, and have the node deleted at the control plane"
     )]
     Untold(String),
+    /// It was said, and nobody has said that it held.
+    #[error(
+        "that this machine leaves was said, and no gateway has answered that it holds ({0}); it may have been heard, so run bcd leave again; nothing was moved aside"
+    )]
+    Unanswered(String),
     /// The node ended by itself.
     #[error("the node ended while it was leaving (exit code {}); its log says why", .0.code())]
     Ended(Exit),
@@ -62,7 +73,7 @@ impl LeaveError {
     /// The exit code that it stands for.
     pub fn exit(&self) -> Exit {
         match self {
-            Self::Running(_) => Exit::TryLater,
+            Self::Running(_) | Self::Unanswered(_) => Exit::TryLater,
             Self::Untold(_) => Exit::NoGateway,
             Self::Ended(exit) => *exit,
             Self::Write(_) => Exit::CannotWrite,
@@ -83,14 +94,16 @@ impl Node {
         lanes.stop();
         let (say_stop, stop) = watch::channel(false);
         let (say, status) = watch::channel(SessionStatus::new(self.options.clock.boot()));
+        let (use_identity, identity) = watch::channel(self.identity.clone());
         let leaving = Leaving {
             journal: self.journal.clone(),
             lanes: lanes.clone(),
             status,
-            identity: self.identity.clone(),
+            identity,
             working: self.working.clone(),
+            said: AtomicBool::new(false),
         };
-        let run = self.run_with(lanes, say, stop);
+        let run = self.run_with(lanes, say, use_identity, stop);
         tokio::pin!(run);
         let told = tokio::select! {
             biased;
@@ -107,47 +120,69 @@ struct Leaving {
     journal: Journal,
     lanes: Lanes,
     status: watch::Receiver<SessionStatus>,
-    identity: Identity,
+    /// A leave may outlast a certificate.
+    identity: watch::Receiver<Identity>,
     working: WorkingClock,
+    /// Whether the word is in the journal.
+    said: AtomicBool,
 }
 
 impl Leaving {
-    async fn tell(mut self, patience: Duration) -> Result<(), LeaveError> {
-        let until = self.working.clock().boot() + patience;
+    async fn tell(self, patience: Duration) -> Result<(), LeaveError> {
+        let until = self.working.clock().boot().saturating_add(patience);
         match tokio::time::timeout(patience, self.told(until)).await {
             Ok(told) => told,
-            Err(_) => {
-                let running = self.lanes.running_ids();
-                Err(if running.is_empty() {
-                    LeaveError::Untold(self.why())
-                } else {
-                    LeaveError::Running(running)
-                })
-            }
+            Err(_) => Err(self.given_up()),
         }
     }
 
-    async fn told(&mut self, until: Duration) -> Result<(), LeaveError> {
-        let mut unknown = self.status.clone();
-        // The control plane knows the node no more: an earlier leave came so far, or an operator has deleted it.
-        let unknown = unknown.wait_for(|status| {
-            status.last_end.as_ref().is_some_and(|end| end.reason == Some(Reason::UnknownNode))
-        });
+    fn given_up(&self) -> LeaveError {
+        let running = self.lanes.running_ids();
+        if !running.is_empty() {
+            return LeaveError::Running(running);
+        }
+        let why = self.why();
+        if self.said.load(Ordering::Relaxed) { LeaveError::Unanswered(why) } else { LeaveError::Untold(why) }
+    }
+
+    async fn told(&self, until: Duration) -> Result<(), LeaveError> {
         tokio::select! {
             biased;
             told = self.say(until) => match told? {},
-            _ = unknown => Ok(()),
+            () = self.unknown() => Ok(()),
         }
     }
 
-    /// Says it, and waits for ever: what came of it says the end of the session.
+    /// The control plane knows the node no more: this leave or an earlier one has held, or an operator has deleted it.
+    /// What runs here runs on for all that, and is waited for.
+    async fn unknown(&self) {
+        let mut status = self.status.clone();
+        let unknown = status.wait_for(|status| {
+            status.last_end.as_ref().is_some_and(|end| end.reason == Some(Reason::UnknownNode))
+        });
+        if unknown.await.is_err() {
+            // The node has ended, which whoever runs it sees.
+            std::future::pending::<()>().await;
+        }
+        while !self.lanes.running_ids().is_empty() {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Says it, and says it again when a word's time is over: what came of it says the end of the session.
     async fn say(&self, until: Duration) -> Result<Infallible, LeaveError> {
-        self.settled().await;
-        let report = self.report(until).await?;
-        let event = NewEvent::new(EventType::NodeLeaving, json!({ "report": report }));
-        self.journal.record(event).await?;
-        failpoint::hit(failpoint::LEAVE_RECORDED);
-        std::future::pending().await
+        loop {
+            self.settled().await;
+            let left = until.saturating_sub(self.working.clock().boot());
+            let counts = left.saturating_sub(MARGIN.min(left / 2)).min(WORD);
+            let report = self.report(counts).await?;
+            let event = NewEvent::new(EventType::NodeLeaving, json!({ "report": report }));
+            // Before: a write that is given up may be durable.
+            self.said.store(true, Ordering::Relaxed);
+            self.journal.record(event).await?;
+            failpoint::hit(failpoint::LEAVE_RECORDED);
+            tokio::time::sleep(counts + MARGIN).await;
+        }
     }
 
     /// A session is live, nothing runs, and no result is owed.
@@ -164,10 +199,10 @@ impl Leaving {
         }
     }
 
-    async fn report(&self, until: Duration) -> Result<Envelope, LeaveError> {
-        let Identity { trust_domain, node_id, key, chain, .. } = self.identity.clone();
+    async fn report(&self, counts: Duration) -> Result<Envelope, LeaveError> {
+        let Identity { trust_domain, node_id, key, chain, .. } = self.identity.borrow().clone();
         let issued_at = self.working.now().unwrap_or_default();
-        let not_after = issued_at.plus(until.saturating_sub(self.working.clock().boot()));
+        let not_after = issued_at.plus(counts);
         let body = Leave { kind: LeaveKind::Leave, trust_domain, node_id, issued_at, not_after };
         // Ids and times cannot fail to serialise.
         let body = serde_json::to_vec(&body).unwrap_or_default();
@@ -176,13 +211,29 @@ impl Leaving {
         Ok(blocking::run(move || sign(report::TYPE, body, &*key.key, leaf)).await??)
     }
 
-    /// Why nobody has heard, for people.
+    /// What is known of the gateways, for people.
     fn why(&self) -> String {
         let status = self.status.borrow();
         match (&status.live, &status.last_end) {
-            (Some(live), _) => format!("the session with {} is live and has not acked it", live.gateway_id),
+            (Some(live), _) => format!("the session with {} is live", live.gateway_id),
             (None, Some(end)) => end.detail.clone(),
             (None, None) => "no gateway has answered yet".into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leave_that_was_said_may_have_been_heard_and_one_that_was_not_has_not() {
+        let said = LeaveError::Unanswered("the session with gw1 is live".into());
+        assert!(said.to_string().contains("may have been heard, so run bcd leave again"), "{said}");
+        let untold = LeaveError::Untold("no gateway has answered yet".into());
+        assert!(untold.to_string().contains("the node is what it was"), "{untold}");
+        for error in [said, untold] {
+            assert!(!error.to_string().contains("ack"), "an ack says nothing of a leave: {error}");
         }
     }
 }

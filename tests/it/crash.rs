@@ -149,6 +149,7 @@ fn every_step_is_killed_somewhere() {
         .chain(others)
         .chain([
             failpoint::GATEWAY_JOINED.name(),
+            failpoint::GATEWAY_LEAVES.name(),
             failpoint::GATEWAY_LEFT.name(),
             failpoint::SEAL_IDENTITY.name(),
             failpoint::SUPERVISOR_STARTED.name(),
@@ -282,6 +283,65 @@ fn a_reset_killed_at_any_step_is_finished_by_the_next_join_and_its_ticket_is_use
     });
 }
 
+#[test]
+fn a_join_with_a_reset_killed_at_any_step_and_repeated_goes_on_with_its_ticket_and_is_one_node() {
+    for_each(JOIN_STEPS, |step| {
+        let step = step.name();
+        let mut lab = Lab::joined();
+        let ticket = lab.ticket(1);
+        let join = |step| {
+            let mut join = lab.join_command(&ticket, step);
+            join.args(["--reset", "--yes"]).output().expect("bcd starts")
+        };
+        let killed = join(Some(step));
+        let signal = std::os::unix::process::ExitStatusExt::signal(&killed.status);
+        assert_eq!(signal, Some(9), "{step}: {}", shown(&killed));
+        let again = join(None);
+        assert!(again.status.success(), "{step}: {}", shown(&again));
+        assert_eq!(lab.nodes().len(), 2, "{step}: the one that it was, and the one that it is");
+        lab.start_node(None);
+        until(&format!("{step}: a session"), || lab.status()?["session"]["live"].as_object().map(drop));
+    });
+}
+
+#[test]
+fn a_join_that_was_killed_after_a_reset_is_moved_aside_by_the_next_reset_and_cannot_leave() {
+    for_each(&[failpoint::JOIN_PENDING, failpoint::JOIN_JOURNAL], |step| {
+        let step = step.name();
+        let lab = Lab::joined();
+        let bcd = |arguments: &[&str]| lab.bcd(arguments, None).output().expect("bcd starts");
+        let reset = || bcd(&["join", "--reset", "--yes"]);
+        let asides = || {
+            let entries = std::fs::read_dir(lab.path("node")).expect("a directory").map(Result::unwrap);
+            let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+            names.filter(|name| name.contains(".reset-")).collect::<std::collections::BTreeSet<String>>()
+        };
+        assert!(reset().status.success(), "{step}");
+        let first = asides();
+        let killed = lab.join_command(&lab.ticket(1), Some(step)).output().expect("bcd starts");
+        let signal = std::os::unix::process::ExitStatusExt::signal(&killed.status);
+        assert_eq!(signal, Some(9), "{step}: {}", shown(&killed));
+
+        for leave in [&["leave"][..], &["leave", "--force"]] {
+            let refused = bcd(leave);
+            assert_eq!(refused.status.code(), Some(78), "{step}: {}", shown(&refused));
+            assert!(shown(&refused).contains("a join has begun in"), "{step}: {}", shown(&refused));
+        }
+        assert!(
+            asides() == first && lab.path("node/join-pending.json").exists(),
+            "{step}: nothing was moved"
+        );
+
+        let again = reset();
+        assert!(again.status.success(), "{step}: {}", shown(&again));
+        let both = asides();
+        assert!(first.is_subset(&both) && both.len() > first.len(), "{step}: {first:?} {both:?}");
+        assert!(!lab.path("node/join-pending.json").exists() && !lab.path("node/keys").exists(), "{step}");
+        let joined = lab.join(&lab.ticket(1));
+        assert!(joined.status.success(), "{step}: {}", shown(&joined));
+    });
+}
+
 /// Whether the state directory has an identity or a journal in its place.
 fn is_a_node(lab: &Lab) -> bool {
     ["identity.json", "journal.db"].iter().any(|name| lab.path("node").join(name).exists())
@@ -307,17 +367,19 @@ fn a_leave_killed_at_any_step_and_repeated_leaves_once_and_moves_everything_asid
 }
 
 #[test]
-fn a_gateway_killed_between_a_leave_and_its_ack_knows_the_node_no_more_and_the_leave_ends() {
-    let mut lab = Lab::joined();
-    lab.kill_gateway();
-    let step = failpoint::GATEWAY_LEFT.name();
-    lab.start_gateway(Some(step));
-    let mut leave = lab.bcd(&["leave"], None).spawn().expect("bcd starts");
-    lab.gateway.as_mut().expect("a gateway").wait_killed(step);
-    lab.start_gateway(None);
-    let status = leave.wait().expect("a child to wait for");
-    assert!(status.success(), "{status}\n{}", lab.logs());
-    assert!(!is_a_node(&lab) && lab.nodes().is_empty(), "{}", lab.logs());
+fn a_gateway_killed_within_a_leave_knows_the_node_no_more_and_the_leave_ends() {
+    for_each(&[failpoint::GATEWAY_LEAVES, failpoint::GATEWAY_LEFT], |step| {
+        let mut lab = Lab::joined();
+        lab.kill_gateway();
+        let step = step.name();
+        lab.start_gateway(Some(step));
+        let mut leave = lab.bcd(&["leave"], None).spawn().expect("bcd starts");
+        lab.gateway.as_mut().expect("a gateway").wait_killed(step);
+        lab.start_gateway(None);
+        let status = leave.wait().expect("a child to wait for");
+        assert!(status.success(), "{step}: {status}\n{}", lab.logs());
+        assert!(!is_a_node(&lab) && lab.nodes().is_empty(), "{step}\n{}", lab.logs());
+    });
 }
 
 #[test]

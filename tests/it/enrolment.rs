@@ -181,6 +181,25 @@ fn a_leave_that_no_gateway_hears_of_moves_nothing_unless_it_is_forced() {
     let forced = run(&lab, &["leave", "--force", "--try-for", "1"], 0);
     assert!(forced.contains("have it deleted") && forced.contains("identity.json.reset-"), "{forced}");
     assert!(!lab.path("node/identity.json").exists());
+    // A forced leave that could move nothing asks for no deletion.
+    assert!(!run(&lab, &["leave", "--force", "--try-for", "1"], 78).contains("have it deleted"));
+}
+
+#[test]
+fn a_node_that_the_control_plane_knows_no_more_leaves_only_when_its_programs_have_ended() {
+    let mut lab = Lab::joined();
+    lab.enqueue_program("one", &format!("; {}", waits_for(&lab)));
+    lab.start_node(None);
+    until("the program", || (lab.runs("one") == 1).then_some(()));
+    assert!(lab.node().terminate().success(), "{}", lab.logs());
+    lab.ask(&Request::Delete { node: lab.node_id() });
+    assert!(lab.nodes().is_empty(), "{}", lab.logs());
+    let refused = run(&lab, &["leave", "--try-for", "3"], 75);
+    assert!(refused.contains("1 command still run"), "{refused}");
+    assert!(lab.path("node/identity.json").exists());
+    std::fs::write(lab.path("go"), "").expect("a file");
+    run(&lab, &["leave"], 0);
+    assert!(!lab.path("node/identity.json").exists());
 }
 
 /// The files that tell a machine: its board, and the disk that holds its root file system.
@@ -222,6 +241,12 @@ fn a_copied_state_directory_dials_nothing_on_another_machine_and_is_set_free_by_
         assert!(refused.contains("join --state") && refused.contains("--reset --yes"), "{refused}");
     }
     assert_eq!((hellos(&lab), names(&lab)), (0, before), "nothing was dialed or written");
+    copy(&lab.path("node"), &lab.path("forced"));
+    let state = lab.path("forced");
+    let forced = run(&lab, &["leave", "--force", "--state", &state.to_string_lossy()], 0);
+    assert!(forced.contains("must not be deleted") && !forced.contains("have it deleted"), "{forced}");
+    assert!(!state.join("identity.json").exists());
+    assert_eq!((hellos(&lab), lab.nodes().len()), (0, 1), "the original goes on");
 
     // A board, or a disk, that was replaced is the same machine.
     for (board, disk) in [(FIRST, "6000"), ("000000000002", "5000")] {

@@ -34,7 +34,12 @@ pub enum Ask {
     /// The newest trust bundle.
     Bundle,
     /// A node's signed report that its machine leaves.
-    Leave(Envelope),
+    Leave {
+        /// Who sent it; another's report is refused.
+        node: NodeId,
+        /// The report.
+        report: Envelope,
+    },
 }
 
 /// What the operator orders.

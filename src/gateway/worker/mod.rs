@@ -168,7 +168,7 @@ impl Worker {
             Ask::Join(request) => self.join(&request.0, now),
             Ask::Renew { request, leaf } => self.renew(&request.0, &leaf.0, now),
             Ask::Bundle => self.newest_bundle(now),
-            Ask::Leave(report) => self.leave(&report, now),
+            Ask::Leave { node, report } => self.leave(&node, &report, now),
         })
     }
 
@@ -339,12 +339,12 @@ impl Worker {
     }
 
     /// Forgets a node that says under its own key that its machine leaves. Of a certificate that is not known any more
-    /// there is nothing left to forget: whoever was killed in between asks again.
-    fn leave(&self, report: &Envelope, now: ServerTime) -> Result<Told, AskError> {
+    /// there is nothing left to forget, at whatever time: whoever was killed in between asks again.
+    fn leave(&self, node: &NodeId, report: &Envelope, now: ServerTime) -> Result<Told, AskError> {
         let leaf = report.signatures.first().and_then(|signature| signature.chain.first());
         let holder = leaf.and_then(|leaf| self.ca.holder(leaf, &self.trust_domain));
-        let Some(holder) = holder.filter(|holder| holder.not_after > now) else {
-            return Ok(invalid("the report comes with no certificate of this deployment's nodes that holds"));
+        let Some(holder) = holder.filter(|holder| holder.node == *node) else {
+            return Ok(invalid("the report comes with no certificate of this deployment and of this node"));
         };
         let audience = Audience { trust_domain: self.trust_domain.clone(), node_id: holder.node.clone() };
         let verified: Result<dsse::Verified<Leave>, _> =
@@ -353,12 +353,15 @@ impl Worker {
             Ok(leave) => leave.get().not_after,
             Err(error) => return Ok(invalid(&format!("the report does not hold: {error}"))),
         };
-        if now > until {
-            let message = format!("the machine was to have left by {until}, and has stayed");
-            return Ok(Told::Refused { reason: Reason::Expired, message });
-        }
         let mut enrolment = self.enrolment();
         match enrolment.renew(&holder)? {
+            Ok(_) if holder.not_after <= now => {
+                return Ok(invalid("the certificate of the report has run out"));
+            }
+            Ok(_) if until < now => {
+                let message = format!("the machine was to have left by {until}, and has stayed");
+                return Ok(Told::Refused { reason: Reason::Expired, message });
+            }
             Ok(_) => enrolment.forget(&holder.node)?,
             Err(enrol::Refusal::UnknownCertificate) => {}
             Err(refused) => {

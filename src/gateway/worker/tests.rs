@@ -374,6 +374,11 @@ fn leave(node: &Node, signer: &KeyPair, shown: Option<&Node>) -> Envelope {
     sign(Leave::TYPE, json(&body), &*key, chain).unwrap()
 }
 
+/// What a session of `node` asks.
+fn leaves(node: &Node, report: Envelope) -> Ask {
+    Ask::Leave { node: node.issued.node_id.clone(), report }
+}
+
 #[test]
 fn a_node_leaves_by_a_report_under_its_own_key_alone_and_once() {
     let lab = lab();
@@ -391,26 +396,47 @@ fn a_node_leaves_by_a_report_under_its_own_key_alone_and_once() {
         ("of another type", retyped),
     ];
     for (what, report) in forged {
-        let told = lab.worker.answer(Ask::Leave(report), NOW);
+        let told = lab.worker.answer(leaves(&node, report), NOW);
         assert!(matches!(told, Told::Refused { reason: Reason::JoinInvalid, .. }), "{what}: {told:?}");
         assert!(matches!(lab.renew(&node, NOW, |_| {}), Told::Renewed(..)), "{what}: it is a node still");
     }
     let report = leave(&node, &node.pair, Some(&node));
-    let given_up = lab.worker.answer(Ask::Leave(report.clone()), NOW.plus(HOUR + Duration::from_millis(1)));
-    assert_eq!(
-        reason(&given_up),
-        Some(Reason::Expired),
-        "a leave that was given up is told later all the same"
-    );
-    assert!(matches!(lab.renew(&node, NOW, |_| {}), Told::Renewed(..)), "and the node has stayed");
     for _ in 0..2 {
-        let told = lab.worker.answer(Ask::Leave(report.clone()), NOW);
+        let told = lab.worker.answer(leaves(&node, report.clone()), NOW);
         assert!(matches!(&told, Told::Left(left) if *left == node.issued.node_id), "{told:?}");
     }
     assert_eq!(reason(&lab.renew(&node, NOW, |_| {})), Some(Reason::UnknownNode));
     assert!(matches!(lab.renew(&other, NOW, |_| {}), Told::Renewed(..)));
-    let late = lab.worker.answer(Ask::Leave(leave(&other, &other.pair, Some(&other))), NOW.plus(25 * HOUR));
+    let late =
+        lab.worker.answer(leaves(&other, leave(&other, &other.pair, Some(&other))), NOW.plus(25 * HOUR));
     assert!(matches!(late, Told::Refused { .. }), "a certificate that has run out proves nothing: {late:?}");
+}
+
+#[test]
+fn a_report_of_a_leave_that_another_node_sends_makes_neither_leave() {
+    let lab = lab();
+    let (node, other) = (lab.node(), lab.node());
+    let told = lab.worker.answer(leaves(&other, leave(&node, &node.pair, Some(&node))), NOW);
+    assert_eq!(reason(&told), Some(Reason::JoinInvalid));
+    for node in [&node, &other] {
+        assert!(matches!(lab.renew(node, NOW, |_| {}), Told::Renewed(..)), "nothing was forgotten");
+    }
+}
+
+#[test]
+fn a_leave_that_was_given_up_counts_for_nothing_later_and_one_that_held_is_answered_whatever_the_time() {
+    let lab = lab();
+    let node = lab.node();
+    let report = leave(&node, &node.pair, Some(&node));
+    let late = NOW.plus(HOUR + Duration::from_millis(1));
+    let given_up = lab.worker.answer(leaves(&node, report.clone()), late);
+    assert_eq!(reason(&given_up), Some(Reason::Expired));
+    assert!(matches!(lab.renew(&node, NOW, |_| {}), Told::Renewed(..)), "the node has stayed");
+    // Whoever was killed behind the first answer may ask again only after a long time.
+    for at in [NOW, late, NOW.plus(48 * HOUR)] {
+        let told = lab.worker.answer(leaves(&node, report.clone()), at);
+        assert!(matches!(&told, Told::Left(left) if *left == node.issued.node_id), "{at}: {told:?}");
+    }
 }
 
 #[test]
@@ -418,7 +444,7 @@ fn a_revoked_certificate_speaks_for_its_node_no_more_not_even_to_leave() {
     let lab = lab();
     let node = lab.node();
     lab.worker.obey(Order::Revoke(node.issued.node_id.clone()), NOW);
-    let told = lab.worker.answer(Ask::Leave(leave(&node, &node.pair, Some(&node))), NOW);
+    let told = lab.worker.answer(leaves(&node, leave(&node, &node.pair, Some(&node))), NOW);
     assert_eq!(reason(&told), Some(Reason::CertificateRevoked));
     lab.worker.obey(Order::Unrevoke(node.issued.node_id.clone()), NOW);
     assert!(matches!(lab.renew(&node, NOW, |_| {}), Told::Renewed(..)), "nothing was forgotten");
