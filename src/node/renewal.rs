@@ -2,6 +2,7 @@
 //! whether one did, and a live session when this process did it itself: there is one way from the disk into use.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::FutureExt as _;
@@ -47,7 +48,10 @@ struct Shared {
     connect: Arc<dyn Connect>,
     working: WorkingClock,
     tell: Tell,
+    /// Held over a look at the disk.
     seen: Mutex<Seen>,
+    /// The session knows that the identity in use is revoked.
+    revocation_told: AtomicBool,
     replaced: Arc<Notify>,
 }
 
@@ -65,8 +69,6 @@ struct Seen {
     used: Mark,
     /// Said already that it cannot be used.
     unusable: Option<Mark>,
-    /// The session knows that the identity in use is revoked.
-    revoked: bool,
     /// Taken from the file and not yet by the session, which may have given up a look at a slow disk.
     found: Option<Credentials>,
 }
@@ -81,9 +83,10 @@ impl Renewal {
         tell: Tell,
         replaced: Arc<Notify>,
     ) -> Self {
-        let revoked = tell.identity.borrow().revoked;
-        let seen = Mutex::new(Seen { used, unusable: None, revoked, found: None });
-        Self(Arc::new(Shared { state, own_endpoints, connect, working, tell, seen, replaced }))
+        let revocation_told = tell.identity.borrow().revoked.into();
+        let seen = Mutex::new(Seen { used, unusable: None, found: None });
+        let shared = Shared { state, own_endpoints, connect, working, tell, seen, revocation_told, replaced };
+        Self(Arc::new(shared))
     }
 }
 
@@ -91,6 +94,10 @@ impl Renewals for Renewal {
     fn look(&self) -> BoxFuture<'static, Option<Credentials>> {
         let shared = Arc::clone(&self.0);
         async move {
+            // Needs no disk, which may hang.
+            if let Some(revoked) = shared.revoked() {
+                return Some(revoked);
+            }
             let looking = Arc::clone(&shared);
             blocking::run(move || looking.look()).await.ok()?;
             shared.seen().found.take()
@@ -111,13 +118,10 @@ impl Shared {
 
     fn look(&self) {
         let mut seen = self.seen();
-        let current = self.tell.identity.borrow().clone();
-        self.revoke(&mut seen, &current);
         // A file that is gone has been moved away for a join that is under way; the old identity serves until then.
         let Some(mark) = Mark::of(&self.state).filter(|mark| *mark != seen.used) else { return };
-        let taken = Identity::load(&self.state).map_err(super::BuildError::from).and_then(|mut identity| {
-            // A disk that has not taken the revocation yet revokes nothing less.
-            identity.revoked |= current.revoked && identity.certificate == current.certificate;
+        let taken = Identity::load(&self.state).map_err(super::BuildError::from).and_then(|identity| {
+            let current = self.tell.identity.borrow().clone();
             Ok(match refusal(&current, &identity) {
                 Some((exit, why)) => {
                     tracing::error!("{why}");
@@ -130,8 +134,7 @@ impl Shared {
         match taken {
             Ok(taken) => {
                 let found = taken.or(seen.found.take());
-                let revoked = self.tell.identity.borrow().revoked;
-                *seen = Seen { used: mark, unusable: None, revoked, found };
+                *seen = Seen { used: mark, unusable: None, found };
             }
             Err(error) => {
                 if seen.unusable.replace(mark) != Some(mark) {
@@ -145,15 +148,19 @@ impl Shared {
         }
     }
 
-    /// Has the session stop using an identity that was revoked in memory; the file says so later.
-    fn revoke(&self, seen: &mut Seen, current: &Identity) {
-        if current.revoked && !seen.revoked {
-            // Of the parts that its dialer was made of before; a failure is looked at again.
-            if let Ok(credentials) = self.offer(current) {
-                seen.found = Some(credentials);
-                seen.revoked = true;
-            }
+    /// What has the session stop using an identity that was revoked in memory; the file says so later.
+    fn revoked(&self) -> Option<Credentials> {
+        let identity = self.tell.identity.borrow().clone();
+        if !identity.revoked || self.revocation_told.swap(true, Ordering::Relaxed) {
+            return None;
         }
+        let offer = self.offer(&identity);
+        if let Err(error) = &offer {
+            self.revocation_told.store(false, Ordering::Relaxed);
+            let error: &dyn std::error::Error = error;
+            tracing::error!(error, "the session cannot be told that its certificate is revoked");
+        }
+        offer.ok()
     }
 
     fn offer(&self, identity: &Identity) -> Result<Credentials, super::BuildError> {
@@ -161,7 +168,8 @@ impl Shared {
         Ok(credentials(identity, &self.own_endpoints, &self.state, dialer))
     }
 
-    fn take(&self, identity: Identity) -> Result<Credentials, super::BuildError> {
+    fn take(&self, mut identity: Identity) -> Result<Credentials, super::BuildError> {
+        identity.revoked |= still_revoked(&self.tell.identity.borrow(), &identity);
         let credentials = self.offer(&identity)?;
         tracing::info!(
             generation = identity.generation,
@@ -170,9 +178,19 @@ impl Shared {
             "identity.json was replaced and is in use"
         );
         self.tell.roots.send_replace(identity.trust.command_roots.clone());
-        self.tell.identity.send_replace(identity);
+        // One that came meanwhile is told by the next look.
+        self.tell.identity.send_modify(|held| {
+            identity.revoked |= still_revoked(held, &identity);
+            *held = identity;
+        });
+        self.revocation_told.store(credentials.offered.revoked, Ordering::Relaxed);
         Ok(credentials)
     }
+}
+
+/// A disk that has not taken a revocation yet revokes nothing less.
+fn still_revoked(held: &Identity, new: &Identity) -> bool {
+    held.revoked && held.certificate == new.certificate
 }
 
 /// Why this process must not go on as `new`: its journal, or what it judges commands by, is another's.

@@ -51,7 +51,7 @@ async fn an_identity_that_is_revoked_in_memory_is_revoked_for_the_session_before
     std::fs::copy(&path, path.with_extension("new")).unwrap();
     std::fs::rename(path.with_extension("new"), &path).unwrap();
     let credentials = daemon.renewal.look().await.expect("another file");
-    assert!(credentials.offered.revoked);
+    assert!(credentials.offered.revoked && daemon.identity.borrow().revoked, "it revokes nothing less");
     daemon.fixture.replace(URIS, 2);
     let credentials = daemon.renewal.look().await.expect("another certificate");
     assert!(!credentials.offered.revoked);

@@ -179,7 +179,7 @@ fn an_event_that_is_missing_doubled_or_out_of_order_breaks_i7() {
     assert_eq!(broken(|evidence| evidence.told.push(told(5, "c-4"))), ["I7"]);
     assert_eq!(broken(|evidence| evidence.told.swap(1, 2)), ["I7"]);
     assert_eq!(broken(|evidence| evidence.told.clear()), ["I7", "I9"], "which has nothing to check either");
-    assert_eq!(broken(|evidence| evidence.told[3].body = serde_json::Value::Null), ["I7"], "an end untold");
+    assert_eq!(broken(|evidence| evidence.told[3].kind = "node.load".into()), ["I7"], "an end untold");
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn only_a_lost_journal_excuses_a_journal_lost_and_an_end_untold() {
     };
     assert_eq!(broken(excused), [""; 0]);
     let untold = |evidence: &mut Evidence, at| {
-        evidence.told[0].body = serde_json::Value::Null;
+        evidence.told[0].kind = "node.load".into();
         struck(evidence, at, Blow::JournalLoss);
     };
     assert_eq!(broken(|evidence| untold(evidence, 3)), [""; 0]);
@@ -312,7 +312,7 @@ fn what_was_open_while_two_machines_had_one_identity_is_not_held_against_either(
     let twice = |evidence: &mut Evidence, from, to| {
         witness_again(evidence, "c-0");
         evidence.witness.get_mut("c-4").expect("a witness").ended.clear();
-        evidence.told[0].body = serde_json::Value::Null;
+        evidence.told[0].kind = "node.load".into();
         struck(evidence, from, Blow::Clone);
         struck(evidence, to, Blow::Clone);
     };
@@ -389,12 +389,21 @@ fn a_command_that_ran_when_it_had_expired_and_a_session_refused_for_no_lie_break
         evidence.told.push(node_told("session.opened", body));
     };
     assert_eq!(broken(refused), ["I4"]);
-    let lied = |evidence: &mut Evidence| {
-        refused(evidence);
-        let detail = serde_json::json!({ "lie": "time-behind" });
-        evidence.events.push(lie(crate::gateway::lies::TOLD, detail));
+    let lied = |name: &'static str| {
+        move |evidence: &mut Evidence| {
+            refused(evidence);
+            let detail = serde_json::json!({ "lie": name });
+            evidence.events.push(lie(crate::gateway::lies::TOLD, detail));
+        }
     };
-    assert_eq!(broken(lied), [""; 0]);
+    assert_eq!(broken(lied("time-behind")), [""; 0]);
+    assert_eq!(broken(lied("time-ahead")), ["I4"], "which ends a session by another word");
+    let taken = |evidence: &mut Evidence| {
+        late(0)(evidence);
+        evidence.witness.remove("c-3");
+        evidence.told.push(node_told("command.running", serde_json::json!({ "id": "c-3" })));
+    };
+    assert!(broken(taken).contains(&"I4"), "some effects leave no other trace than the node's own word");
 }
 
 #[test]

@@ -62,7 +62,12 @@ fn gather(lab: &Lab, evidence: &mut Evidence) {
     evidence.events = lab.events();
     // The last results may be acked before the events that tell of them.
     until("the nodes' own word of every end", || {
-        evidence.told = lab.told().into_iter().filter(|event| !is_own(event)).collect();
+        evidence.told = lab.told();
+        evidence
+            .told
+            .iter_mut()
+            .filter(|event| is_own(event))
+            .for_each(|event| event.kind = "lab.probe".into());
         let ends = evidence.told_ends();
         evidence.ended_by_nodes().all(|row| ends.contains_key(row.id.as_str())).then_some(())
     });
