@@ -343,7 +343,8 @@ impl Node {
             () = notifier.follow(notified, relayed.clone()) => Exit::Failed,
         };
         drop(end_audit);
-        close(&journal, auditing).await;
+        // Boxed: what a stop needs is no part of every node's future.
+        Box::pin(close(&journal, auditing)).await;
         (*ending.borrow()).unwrap_or(exit)
     }
 
