@@ -19,11 +19,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use nix::errno::Errno;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use crate::clock::Clock;
 use crate::config::Config;
@@ -60,8 +61,9 @@ pub use waiting::build as build_when_the_disk_allows;
 /// The journal's log on a host: above SQLite's checkpoint at 1,000 pages of 4 KiB, so that commits overwrite it and
 /// never make it grow.
 pub const WAL_BYTES: u64 = 4 << 20;
-/// A clean stop is over within 10 s: this much for Goodbye and steps under way, the rest for the journal.
-const STOP: Duration = Duration::from_secs(7);
+/// A clean stop is over within 10 s: this much for Goodbye and steps under way, the rest for audit.log and the journal.
+const STOP: Duration = Duration::from_secs(6);
+const LINES: Duration = Duration::from_secs(1);
 const CLOSE: Duration = Duration::from_secs(2);
 
 /// What a node is built from.
@@ -315,12 +317,8 @@ impl Node {
         let (notices, noticed) = mpsc::channel(session::NOTICES);
         let trusting = Box::pin(self.trusting(use_identity, noticed, Arc::clone(&replaced)).run());
         let renewing = self.renewing(identity.clone(), status.clone(), replaced);
-        let auditing = auditing(&self.options, &journal);
-        let told = hold.clone();
-        let auditing = async move {
-            told.tell().await;
-            auditing.await;
-        };
+        let (end_audit, audit_ends) = oneshot::channel();
+        let mut auditing = Box::pin(auditing(&self.options, &journal, hold.clone(), audit_ends)).fuse();
         let upkeep = self.upkeep(conditions.clone(), hold.clone(), status.clone(), identity.clone()).run();
         let notifier = Arc::clone(&self.options.notifier);
         let notified = status.clone();
@@ -336,7 +334,7 @@ impl Node {
             }
             never = relay => match never {},
             () = upkeep => Exit::Failed,
-            () = auditing => Exit::Failed,
+            () = &mut auditing => Exit::Failed,
             () = renewing => Exit::Failed,
             () = trusting => Exit::Failed,
             () = work => Exit::Done,
@@ -347,9 +345,9 @@ impl Node {
             () = answer(socket, reporter) => Exit::Failed,
             () = notifier.follow(notified, relayed.clone()) => Exit::Failed,
         };
-        if tokio::time::timeout(CLOSE, journal.close()).await.is_err() {
-            tracing::warn!("the journal could not be closed in time; the next start reads it all the same");
-        }
+        drop(end_audit);
+        // Boxed: what a stop needs is no part of every node's future.
+        Box::pin(close(&journal, auditing)).await;
         (*ending.borrow()).unwrap_or(exit)
     }
 
@@ -520,11 +518,33 @@ impl Node {
     }
 }
 
-/// Writes audit.log, where there is one.
-fn auditing(options: &Options, journal: &Journal) -> BoxFuture<'static, ()> {
-    let Some(retention) = options.audit else { return Box::pin(std::future::pending()) };
-    let log = AuditLog { state: options.state.clone(), retention };
-    Box::pin(Audit { journal: journal.clone(), log }.run())
+/// Tells of a hold that stands, and writes audit.log, where there is one, until `end` is told or given up.
+fn auditing(
+    options: &Options,
+    journal: &Journal,
+    hold: Hold,
+    end: oneshot::Receiver<()>,
+) -> impl Future<Output = ()> + use<> {
+    let log = options.audit.map(|retention| AuditLog { state: options.state.clone(), retention });
+    let journal = journal.clone();
+    async move {
+        hold.tell().await;
+        match log {
+            Some(log) => Audit { journal, log }.run(end).await,
+            None => drop(end.await),
+        }
+    }
+}
+
+/// What is ready for audit.log is written, so that nothing waits in a journal that is moved aside; then the journal is
+/// closed. Each has its time.
+async fn close(journal: &Journal, audited: impl Future<Output = ()>) {
+    if tokio::time::timeout(LINES, audited).await.is_err() {
+        tracing::warn!("audit.log takes its last lines too slowly; they wait in the journal");
+    }
+    if tokio::time::timeout(CLOSE, journal.close()).await.is_err() {
+        tracing::warn!("the journal could not be closed in time; the next start reads it all the same");
+    }
 }
 
 fn bind_status_socket(run: Option<&Path>) -> Option<Socket> {

@@ -8,6 +8,7 @@ use toml::Value;
 
 use super::{Config, LogFormat};
 use crate::journal;
+use crate::upkeep::FILES;
 use crate::wire::dsse::Policy;
 
 /// One key of bcd.toml.
@@ -153,7 +154,7 @@ pub const KEYS: [Key; 12] = [
         meaning: "how many of those that were put aside are kept; they count towards limits.state_bytes",
         is_list: false,
         apply: |config, value| {
-            let files = number(value, 1..=1000)?;
+            let files = number(value, 1..=u64::from(FILES))?;
             config.audit.files = u32::try_from(files).map_err(|error| error.to_string())?;
             Ok(())
         },

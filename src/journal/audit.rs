@@ -16,6 +16,8 @@ use crate::wire::dsse::{Verified, Worker};
 
 /// Argument bytes of a line: the body's digest stands for what is left out.
 const ARGV_BYTES: usize = 4096;
+/// Of a user's name: no system has a longer one.
+const USER_BYTES: usize = 256;
 /// Lines of a page.
 const PAGE: usize = 512;
 /// Bytes of a page, from which on it ends.
@@ -99,7 +101,7 @@ impl Asked {
         }
         self.argv_cut = argv != args.argv;
         self.argv = Some(argv);
-        self.user.clone_from(&args.user);
+        self.user = args.user.as_ref().map(|user| user[..user.floor_char_boundary(USER_BYTES)].to_owned());
     }
 }
 
@@ -145,13 +147,22 @@ pub(super) fn ended(core: &mut Core, id: &CommandId, outcome: &Outcome) -> rusql
         state: outcome.state,
         reason: outcome.reason,
         effect: outcome.effect,
-        message: &outcome.message,
+        message: message(outcome),
     })?;
     core.counters.audited += 1;
     core.conn
         .prepare_cached("INSERT INTO audit (seq, line) VALUES (?, ?)")?
         .execute(params![signed(core.counters.audited), line])?;
     Ok(())
+}
+
+/// Without the words for arguments that cannot be read: they quote what they cannot read, which may be a secret of the
+/// environment.
+fn message(outcome: &Outcome) -> &str {
+    match outcome.reason {
+        Some(reason @ (Reason::InvalidArguments | Reason::UnsupportedField)) => reason.token(),
+        _ => &outcome.message,
+    }
 }
 
 fn encoded(value: &impl Serialize) -> rusqlite::Result<String> {

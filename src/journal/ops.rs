@@ -113,6 +113,7 @@ pub(super) fn admit(
             }
             let retry_safe = admitted.retry_safe();
             if row.is_some_and(|row| row.state == State::Running) {
+                note(core, Some(admitted.args()))?;
                 return restart(core, admitted, Row { retry_safe, ..fresh(State::Running, attempt) });
             }
             put(core, &Row { retry_safe, ..fresh(State::Accepted, attempt) })?;

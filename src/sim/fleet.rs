@@ -191,7 +191,7 @@ async fn live_beside(twin: Agent, lasts: Duration, diary: Shared, clock: Arc<dyn
             sleep(TWIN_AGAIN).await;
         }
     };
-    let _: Result<(), _> = timeout(lasts, life).await;
+    let _: Result<(), _> = timeout(lasts, Box::pin(life)).await;
     twin.remove().await;
     note_now(&diary, &*clock, Struck::Agent(twin.index, Blow::Clone));
 }

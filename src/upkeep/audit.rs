@@ -9,7 +9,9 @@ mod file;
 use std::collections::HashSet;
 use std::time::Duration;
 
-pub use file::{AuditLog, Retention};
+use tokio::sync::{oneshot, watch};
+
+pub use file::{AuditLog, FILES, Retention};
 
 use super::trouble;
 use crate::blocking;
@@ -32,41 +34,54 @@ pub struct Audit {
 }
 
 impl Audit {
-    /// Runs for ever.
-    pub async fn run(self) {
+    /// Runs until `end` is told or given up; what waits then is written before it returns, in one try.
+    pub async fn run(self, mut end: oneshot::Receiver<()>) {
+        self.prune().await;
         let mut made = self.journal.audit_lines_made();
-        // What an earlier process left may be in the file already; what this one makes is not.
-        let left = *made.borrow();
-        let mut known = (left == 0).then(HashSet::new);
-        let (mut written, mut more) = (0, false);
-        let mut waits = Waits::new(FIRST_WAIT, LONGEST_WAIT);
+        let mut progress = Progress::new(*made.borrow());
         loop {
-            if made.wait_for(|last| *last > written).await.is_err() {
-                return std::future::pending().await;
+            // A write is never left half-way: it would go on behind the next one.
+            tokio::select! {
+                biased;
+                _ = &mut end => break,
+                () = progress.due(&mut made) => {}
             }
-            if !more {
-                tokio::time::sleep(GATHER).await;
+            self.write_page(&mut progress).await;
+        }
+        while self.write_page(&mut progress).await && progress.more {}
+    }
+
+    /// Whether it is in the file.
+    async fn write_page(&self, progress: &mut Progress) -> bool {
+        let Ok(page) = self.journal.audit_lines(progress.written).await else {
+            // The journal tells of its own trouble.
+            progress.failed();
+            return false;
+        };
+        if page.lines.is_empty() {
+            progress.more = false;
+            return true;
+        }
+        let (last, more) = (page.last, page.more);
+        let outcome = self.write(page, &mut progress.known).await;
+        let done = outcome.is_ok();
+        if done {
+            progress.wrote(last, more);
+        } else {
+            progress.failed();
+        }
+        self.journal.audited(outcome.map(|()| last));
+        done
+    }
+
+    async fn prune(&self) {
+        let log = self.log.clone();
+        match blocking::run(move || log.prune()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "files of audit.log that are more than are kept stay until the next start");
             }
-            let Ok(page) = self.journal.audit_lines(written).await else {
-                // The journal tells of its own trouble.
-                waits.next().await;
-                continue;
-            };
-            let last = page.last;
-            more = page.more;
-            let outcome = self.write(page, &mut known).await;
-            if outcome.is_ok() {
-                written = last;
-                if written >= left {
-                    known = Some(HashSet::new());
-                }
-                waits = Waits::new(FIRST_WAIT, LONGEST_WAIT);
-            }
-            let failed = outcome.is_err();
-            self.journal.audited(outcome.map(|()| last));
-            if failed {
-                waits.next().await;
-            }
+            Err(error) => tracing::error!(%error, "pruning the files of audit.log failed"),
         }
     }
 
@@ -91,6 +106,53 @@ impl Audit {
             Ok(Err(error)) => Err(trouble(&error)),
             Err(error) => Err(Trouble { why: Reason::IoError, detail: format!("audit.log: {error}") }),
         }
+    }
+}
+
+/// How far it has come.
+struct Progress {
+    /// The last line that an earlier process left. It may be in the file already; what this process makes is not.
+    left: u64,
+    written: u64,
+    /// Lines that are in the file already; absent until somebody has looked.
+    known: Option<HashSet<String>>,
+    /// Lines wait behind the last page.
+    more: bool,
+    waits: Waits,
+    /// Before the next try.
+    pause: Duration,
+}
+
+impl Progress {
+    fn new(left: u64) -> Self {
+        let known = (left == 0).then(HashSet::new);
+        let waits = Waits::new(FIRST_WAIT, LONGEST_WAIT);
+        Self { left, written: 0, known, more: false, waits, pause: Duration::ZERO }
+    }
+
+    /// Returns when a page is to be written. Dropping it loses nothing.
+    async fn due(&self, made: &mut watch::Receiver<u64>) {
+        tokio::time::sleep(self.pause).await;
+        if made.wait_for(|last| *last > self.written).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        if !self.more {
+            tokio::time::sleep(GATHER).await;
+        }
+    }
+
+    fn wrote(&mut self, last: u64, more: bool) {
+        self.written = last;
+        self.more = more;
+        if last >= self.left {
+            self.known = Some(HashSet::new());
+        }
+        self.waits = Waits::new(FIRST_WAIT, LONGEST_WAIT);
+        self.pause = Duration::ZERO;
+    }
+
+    fn failed(&mut self) {
+        self.pause = self.waits.take();
     }
 }
 

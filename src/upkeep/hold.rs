@@ -12,6 +12,7 @@ use serde_json::json;
 use crate::blocking;
 use crate::clock::Clock;
 use crate::exec::Lanes;
+use crate::failpoint;
 use crate::journal::Journal;
 use crate::model::{EventType, NewEvent, Reason, ServerTime};
 use crate::state_dir::{StateDir, StateError};
@@ -66,6 +67,8 @@ pub fn read(state: &Path) -> Result<Option<Held>, StateError> {
 pub fn keep(state: &Path, held: &Held) -> Result<bool, StateError> {
     let dir = existing(state)?;
     if dir.read(NAME, FILE_BYTES)?.is_some() {
+        // Whoever put it there may have been killed before it was.
+        dir.sync()?;
         return Ok(true);
     }
     dir.write(NAME, json!(held).to_string().as_bytes())?;
@@ -132,19 +135,7 @@ impl Hold {
     /// # Errors
     /// The hold is in force, and ends with this process.
     pub async fn hold(&self, why: String) -> Result<bool, StateError> {
-        let _turn = self.turn.lock().await;
-        let held = Held::now(&*self.clock, why);
-        let before = self.standing().is_some();
-        if !before {
-            self.set(Some(held.clone()));
-            tracing::warn!(detail = held.detail(), "the node is held");
-        }
-        let (state, why) = (self.state.clone(), held.why.clone());
-        blocking::run_or_unwind(move || keep(&state, &held)).await?;
-        if !before {
-            self.record(EventType::AdmissionHeld, json!({ "why": why })).await;
-        }
-        Ok(before)
+        self.change(|hold| async move { hold.put_on(why).await }).await
     }
 
     /// Admits again; says whether it did not before.
@@ -152,7 +143,40 @@ impl Hold {
     /// # Errors
     /// The hold stands.
     pub async fn release(&self) -> Result<bool, StateError> {
-        let _turn = self.turn.lock().await;
+        self.change(|hold| async move { hold.take_off().await }).await
+    }
+
+    /// A change is made whole, also when whoever asked has given up: half of one would come behind the next.
+    async fn change<F>(&self, change: impl FnOnce(Self) -> F) -> Result<bool, StateError>
+    where
+        F: Future<Output = Result<bool, StateError>> + Send + 'static,
+    {
+        let turn = Arc::clone(&self.turn).lock_owned().await;
+        let change = change(self.clone());
+        let changing = tokio::spawn(failpoint::carried(async move {
+            let changed = change.await;
+            drop(turn);
+            changed
+        }));
+        changing.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+    }
+
+    async fn put_on(self, why: String) -> Result<bool, StateError> {
+        let held = Held::now(&*self.clock, why);
+        let before = self.standing().is_some();
+        if !before {
+            self.set(Some(held.clone()));
+            tracing::warn!(detail = held.detail(), "the node is held");
+        }
+        let (state, why) = (self.state.clone(), held.why.clone());
+        let kept = blocking::run_or_unwind(move || keep(&state, &held)).await;
+        if !before {
+            self.record(EventType::AdmissionHeld, json!({ "why": why })).await;
+        }
+        kept.map(|_| before)
+    }
+
+    async fn take_off(self) -> Result<bool, StateError> {
         let state = self.state.clone();
         let stood = blocking::run_or_unwind(move || end(&state)).await?;
         let before = self.set(None).is_some() || stood;
@@ -187,8 +211,15 @@ pub fn at_start(state: &Path, clock: &dyn Clock) -> Option<Held> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
     use super::*;
     use crate::clock::SystemClock;
+    use crate::journal::{Locked, Mode, Options};
+    use crate::model::JournalId;
+    use crate::write_fault::{self, Point};
 
     fn state() -> tempfile::TempDir {
         let own_alone = std::os::unix::fs::PermissionsExt::from_mode(0o700);
@@ -230,5 +261,66 @@ mod tests {
         let missing = state.path().join("missing");
         assert!(keep(&missing, &held("")).is_err() && end(&missing).is_err());
         assert!(!missing.exists());
+    }
+
+    #[test]
+    fn a_hold_that_is_found_counts_as_kept_only_when_its_name_is_on_the_disk() {
+        let state = state();
+        let fault = write_fault::arm(state.path(), Point::StateDirSync, 5);
+        for _ in 0..2 {
+            assert!(keep(state.path(), &held("")).is_err());
+            assert!(state.path().join(NAME).exists(), "for this process it stands");
+        }
+        drop(fault);
+        assert!(keep(state.path(), &held("")).unwrap());
+    }
+
+    fn of_a_daemon(state: &Path) -> Hold {
+        let options = Options::of_a_test(state.to_owned(), Mode::Inline);
+        let locked = Locked::open(options, JournalId::new("j-1").unwrap()).unwrap();
+        let (journal, _) = locked.recover(None).unwrap();
+        Hold::new(state.to_owned(), Arc::new(SystemClock), Lanes::default(), journal, None)
+    }
+
+    async fn told(hold: &Hold) -> Vec<String> {
+        let events = hold.journal.events(0, 100, usize::MAX).await.unwrap().events;
+        let of_hold = |kind: &str| kind.starts_with("admission.");
+        events.iter().filter(|event| of_hold(&event.kind)).map(|event| event.kind.clone()).collect()
+    }
+
+    #[tokio::test]
+    async fn a_hold_that_is_in_force_and_not_kept_is_told_and_told_once() {
+        let state = state();
+        let hold = of_a_daemon(state.path());
+        let fault = write_fault::arm(state.path(), Point::StateCreate, 28);
+        assert!(hold.hold("disk swap".into()).await.is_err());
+        assert!(hold.lanes.on_hold() && hold.condition().is_some());
+        assert_eq!(told(&hold).await, ["admission.held"]);
+        drop(fault);
+        assert!(hold.hold("disk swap".into()).await.unwrap(), "it was in force");
+        assert_eq!(told(&hold).await, ["admission.held"]);
+        assert!(at_start(state.path(), &SystemClock).is_some());
+    }
+
+    #[test]
+    fn a_change_whose_asker_has_gone_is_made_whole_before_the_next_one() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.max_blocking_threads(1).enable_all().build().unwrap();
+        runtime.block_on(async {
+            let state = state();
+            let hold = of_a_daemon(state.path());
+            assert!(!hold.hold("first".into()).await.unwrap());
+            // A disk that does not answer.
+            let (answer, waits) = std::sync::mpsc::channel::<()>();
+            let disk = tokio::task::spawn_blocking(move || waits.recv());
+            let soon = Duration::from_millis(20);
+            assert!(timeout(soon, hold.release()).await.is_err());
+            assert!(timeout(soon, hold.hold("given up".into())).await.is_err());
+            drop(answer);
+            assert!(!hold.hold("second".into()).await.unwrap(), "the release has ended the first");
+            assert!(disk.await.unwrap().is_err());
+            assert_eq!(at_start(state.path(), &SystemClock).unwrap().why, "second");
+            assert_eq!(told(&hold).await, ["admission.held", "admission.released", "admission.held"]);
+        });
     }
 }

@@ -24,7 +24,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-pub use audit::{Audit, AuditLog, Retention};
+pub use audit::{Audit, AuditLog, FILES, Retention};
 pub use conditions::{Condition, Conditions};
 pub use floors::{Floors, FloorsError};
 pub use hold::{Held, Hold};

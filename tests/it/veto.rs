@@ -96,6 +96,19 @@ fn a_node_killed_around_an_end_has_the_line_once() {
 }
 
 #[test]
+fn a_clean_stop_leaves_no_line_waiting_in_the_journal() {
+    let mut lab = Lab::joined();
+    lab.start_node_with(None, &[SIGNED]);
+    let id = lab.enqueue_program("last", "");
+    lab.ended(&id);
+    assert!(lab.node().terminate().success());
+    assert_eq!(audit(&lab).iter().filter(|line| line["id"] == id.as_str()).count(), 1);
+    let db = rusqlite::Connection::open(lab.path("node/journal.db")).expect("the journal");
+    let waiting: i64 = db.query_row("SELECT count(*) FROM audit", [], |row| row.get(0)).expect("a count");
+    assert_eq!(waiting, 0);
+}
+
+#[test]
 fn while_audit_log_takes_no_lines_nothing_new_runs_and_then_every_line_is_there() {
     let mut lab = Lab::joined();
     lab.start_node(None);
@@ -227,4 +240,30 @@ fn a_hold_without_a_daemon_counts_for_the_next_one_and_one_that_cannot_be_kept_s
     let nowhere = lab.path("nowhere");
     let (code, text) = run(&lab, &["hold", "--state", &nowhere.to_string_lossy()]);
     assert!(code == Some(73) && !nowhere.exists(), "{text}");
+}
+
+#[test]
+fn a_hold_that_the_running_daemon_does_not_hear_of_is_kept_and_is_no_success() {
+    let mut lab = Lab::joined();
+    let elsewhere = lab.path("elsewhere").to_string_lossy().into_owned();
+    lab.start_node_with(None, &[("BCD_RUN", &elsewhere)]);
+    lab.probe();
+    let file = lab.path("node/hold");
+    let (code, text) = run(&lab, &["hold", "--why", "disk swap"]);
+    assert!(code == Some(75) && text.contains("kept; the running daemon was not reached"), "{text}");
+    assert!(file.exists() && text.contains(&format!("pid {}", lab.node().id())), "{text}");
+    lab.probe();
+    let (code, text) = run(&lab, &["release"]);
+    assert!(
+        code == Some(75) && text.contains("the hold stands; the running daemon was not reached"),
+        "{text}"
+    );
+    assert!(file.exists());
+
+    let (code, text) = run(&lab, &["hold", "--run", &elsewhere]);
+    assert!(code == Some(0) && text.contains("held: no command is admitted"), "{text}");
+    assert!(lab.node().terminate().success());
+    lab.start_node(None);
+    until("the daemon", || lab.status());
+    assert!(conditions(&lab).iter().any(|condition| condition["detail"].to_string().contains("disk swap")));
 }

@@ -38,7 +38,7 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    /// A new journal as a join makes it, opened as a start does, with the log of a host.
+    /// A new journal as a join makes it, opened as a start does, with the log and the audit of a host.
     pub(super) fn create(state: &Path, size: usize, mode: Mode) -> Result<Self, JournalBenchError> {
         let (options, rng) = options(state, mode)?;
         Locked::create(&options, Some(FIRST), JournalId::random(&mut rng.clone()))?;
@@ -59,7 +59,7 @@ impl Subject {
     }
 
     fn over(locked: Locked, size: usize, rng: StdRng) -> Result<Self, JournalBenchError> {
-        let (journal, _) = locked.with_event_limits(EventLimits::default()).recover(None)?;
+        let (journal, _) = locked.with_event_limits(EventLimits::default()).with_audit(true).recover(None)?;
         let node_id = node_id()?;
         Ok(Self {
             journal,
@@ -144,6 +144,9 @@ impl Subject {
             let last = self.journal.pending_events().borrow().last;
             self.journal.events_acked(self.journal.id(), last);
         }
+        // As if they were in the file.
+        let last = *self.journal.audit_lines_made().borrow();
+        self.journal.audited(Ok(last));
         self.now = self.now.plus(HOUR);
         let passed = self.now.plus(TOMBSTONE_GRACE).plus(Duration::from_secs(1));
         // Each commit forgets a bounded number of them.

@@ -9,8 +9,8 @@ use super::disk::{DiskError, Image, Op};
 use super::sweep::crashes;
 use super::vfs::Vfs;
 use super::workload::{self, Scenario, id, now};
-use crate::journal::{Hindrance, Journal, OpenError, WriteError, schema, settings};
-use crate::model::{EventType, JournalId, NodeId, Outcome};
+use crate::journal::{Admission, Hindrance, Journal, OpenError, WriteError, schema, settings};
+use crate::model::{EventType, JournalId, NodeId, Outcome, Reason, Terminal};
 
 /// A disk that somebody opens, and its directory for what lies on the real one.
 struct Opening {
@@ -96,7 +96,8 @@ fn a_power_loss_while_a_journal_is_moved_aside_keeps_it_with_its_log_and_the_nex
     assert!(cases >= 60, "{cases}");
 }
 
-/// A journal as a release with the first `version` migrations left it, with a command that is done.
+/// A journal as a release with the first `version` migrations left it, with a command that is done, one that is accepted,
+/// and an event where there are some.
 fn old_journal(opening: &Opening, version: usize) -> Image {
     opening.vfs.boot(Image::new());
     opening.vfs.disk().create("journal.db").expect("made");
@@ -104,8 +105,21 @@ fn old_journal(opening: &Opening, version: usize) -> Image {
     let node = NodeId::new("n-1").expect("an id");
     schema::create_old(&conn, version, &node, &workload::journal_id()).expect("made");
     done(&conn);
+    accepted(&conn);
+    if version >= 2 {
+        let event = "INSERT INTO events VALUES (1, 1, 'daemon.started', ?, 1796000000000, 'b-0', 1)";
+        conn.execute(event, [OLD_EVENT]).expect("written");
+    }
     drop(conn);
     opening.vfs.disk().image()
+}
+
+const OLD_EVENT: &str = r#"{"incarnation":"i-old"}"#;
+
+fn accepted(conn: &Connection) {
+    let body = workload::verified(1).get().body_sha256;
+    let row = "INSERT INTO commands VALUES (?, ?, 'node.exec', 1, 1796003600000, 1, 0, 'i-old', 'b-0', 1, NULL, NULL, NULL)";
+    conn.execute(row, rusqlite::params![id(1).as_str(), body.0]).expect("written");
 }
 
 fn done(conn: &Connection) {
@@ -127,8 +141,17 @@ fn every_older_schema_is_brought_up_to_date_whatever_power_loss_falls_into_it_an
             assert_eq!(journal.id(), workload::journal_id(), "{case}");
             let done = now(journal.result(id(0))).expect("read").expect(&case).into_inner();
             assert_eq!(done.outcome.output, b"hello", "{case}");
-            // What a later schema brought is there: the start was told of.
-            assert!(journal.pending_events().borrow().count > 0, "{case}");
+            // What a later schema brought is there: the start was told of, behind what was told before.
+            let events = now(journal.events(0, 100, usize::MAX)).expect("read").events;
+            assert_eq!(events[0].body == OLD_EVENT, version >= 2, "{case}: {events:?}");
+            assert!(events.iter().any(|event| event.body.contains("i-after")), "{case}: {events:?}");
+            // Who asked is known of what was accepted before anybody noted it, once it has come again.
+            let again = now(journal.admit(workload::verified(1), workload::context())).expect("written");
+            let Admission::Accepted(accepted) = again else { panic!("{case}: {again:?}") };
+            let end = Outcome::not_run(Terminal::Cancelled, Reason::Cancelled, "cancelled");
+            now(journal.finish_accepted(accepted, end)).expect("written");
+            let lines = now(journal.audit_lines(0)).expect("read").lines;
+            assert!(lines.len() == 1 && lines[0].contains(r#""argv":["true"]"#), "{case}: {lines:?}");
         });
         assert!(cases >= 20, "schema {version}: {cases}");
     }

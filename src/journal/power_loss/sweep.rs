@@ -201,7 +201,12 @@ impl Sweep {
         if word != "ok" {
             faults.push(Fault::Corrupt(word));
         }
-        for (command, end) in ends.into_iter().enumerate() {
+        for (command, (end, lines)) in ends.into_iter().enumerate() {
+            match lines - i64::from(matches!(end, End::Outcome(_))) {
+                0 => {}
+                ..0 => faults.push(Fault::Lost(format!("command {command} has ended without its line"))),
+                _ => faults.push(Fault::Invented(format!("command {command} has {lines} lines"))),
+            }
             let level = self.level(command, end, faults);
             let (least, most) = self.ledger.bounds(command, point);
             if level < least {
@@ -259,12 +264,16 @@ enum End {
 }
 
 impl End {
-    fn of(core: &Core, command: usize) -> rusqlite::Result<Self> {
+    /// With the lines that wait for audit.log; nobody takes one here.
+    fn of(core: &Core, command: usize) -> rusqlite::Result<(Self, i64)> {
         let id = workload::id(command);
-        match ops::result(core, &id)? {
-            Some(done) => Ok(Self::Outcome(done.outcome)),
-            None => Ok(Self::None(rows::find(&core.conn, &id)?.map(|row| row.state))),
-        }
+        let sql = "SELECT count(*) FROM audit WHERE json_extract(line, '$.id') = ?";
+        let lines = core.conn.query_row(sql, [id.as_str()], |row| row.get(0))?;
+        let end = match ops::result(core, &id)? {
+            Some(done) => Self::Outcome(done.outcome),
+            None => Self::None(rows::find(&core.conn, &id)?.map(|row| row.state)),
+        };
+        Ok((end, lines))
     }
 }
 

@@ -173,7 +173,7 @@ pub(super) fn open(
     };
     let ground = Ground { disk: vfs, settings: &scenario.settings };
     let locked = Locked::open_on(ground, options, new_id, Some(ServerTime(NOW_MS - HOUR_MS)))?;
-    Ok(locked.recover(None)?.0)
+    Ok(locked.with_audit(true).recover(None)?.0)
 }
 
 /// A journal in use, with the ledger of it.

@@ -113,3 +113,47 @@ async fn trouble_with_the_file_refuses_new_commands_until_a_line_is_written() {
     journal.audited(Ok(1));
     accepted(&journal, "c-2", ONCE).await;
 }
+
+#[tokio::test]
+async fn what_is_quoted_of_arguments_that_cannot_be_read_stays_out_of_the_line() {
+    let machine = Machine::new();
+    let journal = machine.audited();
+    let secrets = [
+        (r#"{"argv":["true"],"env":{"DB_PIN":12345678}}"#, "12345678", "invalid-arguments"),
+        (r#"{"argv":["true"],"env":"TOKEN=hunter2"}"#, "hunter2", "invalid-arguments"),
+        (r#"{"argv":["true"],"TOKEN=hunter2":1}"#, "hunter2", "unsupported-field"),
+    ];
+    for (at, (args, secret, reason)) in secrets.into_iter().enumerate() {
+        let told = ended(deliver(&journal, &format!("c-{at}"), args).await);
+        assert!(told.message.contains(secret), "the control plane, which knows it, is told: {told:?}");
+        let line = &lines(&journal).await[at];
+        assert_eq!((&line["reason"], &line["message"]), (&reason.into(), &reason.into()));
+        assert!(!line.to_string().contains(secret), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn a_users_name_of_any_length_makes_a_short_line() {
+    let machine = Machine::new();
+    let journal = machine.audited();
+    let user = format!("a{}", "\u{e4}".repeat(30_000));
+    done(&journal, "c-1", &serde_json::json!({ "argv": ["true"], "user": user }).to_string()).await;
+    let line = lines(&journal).await.remove(0);
+    let cut = line["user"].as_str().expect("a name");
+    assert!(cut.len() <= 256 && user.starts_with(cut) && line.to_string().len() < 2048, "{line}");
+}
+
+#[tokio::test]
+async fn a_command_that_an_unaudited_process_left_running_has_who_asked_when_it_runs_again() {
+    let machine = Machine::new();
+    let journal = machine.start();
+    running(&journal, "c-1", RETRY_SAFE).await;
+    drop(journal);
+    let journal = machine.audited();
+    let Admission::Restarted(again) = deliver(&journal, "c-1", RETRY_SAFE).await else {
+        panic!("not run again")
+    };
+    journal.finish(again, success()).await.expect("finished");
+    let line = lines(&journal).await.remove(0);
+    assert_eq!((&line["argv"], &line["issued_at"]), (&serde_json::json!(["true"]), &ISSUED.into()));
+}

@@ -1,6 +1,6 @@
 //! The file: appended to, synced, and put aside when it is full. All of it blocks.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::unix::fs::FileExt as _;
@@ -11,9 +11,14 @@ use crate::write_fault::{self, Point};
 
 /// Its name in the state directory; older ones have `.1`, `.2` and so on behind it.
 const NAME: &str = "audit.log";
+/// Behind the names of older ones, before their numbers.
+const OLDER: &str = "audit.log.";
 /// As far back lines are looked for that a crash left in the journal too: the lines of a second and more, which is when the
 /// journal forgets them.
 const TAIL_BYTES: u64 = 4 << 20;
+
+/// The most older files that can be configured (`audit.files`). A higher number is not ours: logrotate's are dates.
+pub const FILES: u32 = 1000;
 
 /// How much of it is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,14 +52,26 @@ pub struct AuditLog {
 }
 
 impl AuditLog {
-    /// Adds lines, durably: all of them, or as far as anybody can see none.
+    /// Adds lines, durably, in pieces that no file is too small for.
     ///
     /// # Errors
-    /// See [`StateError`].
-    pub fn append(&self, lines: &[String]) -> Result<(), StateError> {
-        if lines.is_empty() {
-            return Ok(());
+    /// See [`StateError`]; of a piece all lines are there, or as far as anybody can see none.
+    pub fn append(&self, mut lines: &[String]) -> Result<(), StateError> {
+        while !lines.is_empty() {
+            let mut bytes = 0;
+            let fits = lines.iter().take_while(|line| {
+                bytes += line.len() as u64 + 1;
+                bytes <= self.retention.file_bytes
+            });
+            // A line that is longer than a file has one of its own.
+            let (piece, rest) = lines.split_at(fits.count().max(1));
+            self.append_piece(piece)?;
+            lines = rest;
         }
+        Ok(())
+    }
+
+    fn append_piece(&self, lines: &[String]) -> Result<(), StateError> {
         let dir = StateDir::ensure(&self.state)?;
         let text: String = lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect();
         let (mut file, mut size) = self.open(&dir)?;
@@ -91,42 +108,59 @@ impl AuditLog {
     fn add(&self, file: &mut File, text: &[u8]) -> Result<(), StateError> {
         self.fault(Point::AuditWrite, "write")?;
         file.write_all(text).map_err(|error| self.error("write", &error))?;
+        self.sync(file)
+    }
+
+    fn sync(&self, file: &File) -> Result<(), StateError> {
         self.fault(Point::AuditSync, "sync")?;
         file.sync_all().map_err(|error| self.error("sync", &error))
     }
 
-    /// Makes room under the name: the oldest of those that stay goes. After a crash a number may be missing, nothing else.
+    /// Makes room under the name: files move up to the first number that is free, and the oldest of those that stay goes
+    /// where none is. After a crash a number may be missing, nothing else.
     fn put_aside(&self, dir: &StateDir) -> Result<(), StateError> {
         self.fault(Point::AuditRename, "rename")?;
-        let named = |number: u32| if number == 0 { NAME.to_owned() } else { format!("{NAME}.{number}") };
-        // Fewer may be configured than once were.
-        for name in dir.names()? {
-            let number = name.strip_prefix("audit.log.").and_then(|text| text.parse::<u32>().ok());
-            if number.is_some_and(|number| number >= self.retention.files) {
-                dir.remove(&name)?;
-            }
-        }
-        for number in (0..self.retention.files).rev() {
+        let taken = older(dir)?;
+        let free = (1..=self.retention.files).find(|number| !taken.contains(number));
+        for number in (0..free.unwrap_or(self.retention.files)).rev() {
             dir.rename_unsynced(&named(number), &named(number + 1))?;
         }
         dir.sync()
     }
 
-    /// The last lines of the file, and of the one before it where it is short.
+    /// Removes files that are more than are kept: fewer may be configured than once were.
+    ///
+    /// # Errors
+    /// See [`StateError`].
+    pub fn prune(&self) -> Result<(), StateError> {
+        let Some(dir) = StateDir::open(&self.state)? else { return Ok(()) };
+        for number in older(&dir)?.into_iter().filter(|number| *number > self.retention.files) {
+            dir.remove(&named(number))?;
+        }
+        Ok(())
+    }
+
+    /// The last lines of the file, and of those before it where it is short: synced before they are told of. A process that
+    /// was killed may have left them, or the names of their files, in memory alone.
     ///
     /// # Errors
     /// See [`StateError`].
     pub fn tail(&self) -> Result<HashSet<String>, StateError> {
         let mut found = HashSet::new();
         let Some(dir) = StateDir::open(&self.state)? else { return Ok(found) };
+        let current = dir.names()?.iter().any(|name| name == NAME).then_some(0);
         let mut left = TAIL_BYTES;
-        let there = dir.names()?;
-        for name in [NAME, "audit.log.1"].into_iter().filter(|name| there.iter().any(|known| known == name)) {
-            let file = dir.open_to_append(name)?;
+        for number in current.into_iter().chain(older(&dir)?) {
+            let file = dir.open_to_append(&named(number))?;
+            self.sync(&file)?;
             let tail = last_bytes(&file, left).map_err(|error| self.error("read", &error))?;
-            left -= tail.len() as u64;
             found.extend(String::from_utf8_lossy(&tail).lines().map(str::to_owned));
+            left -= tail.len() as u64;
+            if left == 0 {
+                break;
+            }
         }
+        dir.sync()?;
         Ok(found)
     }
 
@@ -137,6 +171,20 @@ impl AuditLog {
     fn error(&self, doing: &'static str, error: &io::Error) -> StateError {
         StateError::of_io(doing, &self.state.join(NAME), error)
     }
+}
+
+/// Its name; 0 is the one that is written to.
+fn named(number: u32) -> String {
+    if number == 0 { NAME.to_owned() } else { format!("{OLDER}{number}") }
+}
+
+/// The numbers of older files, rising. Others of such a name are somebody else's.
+fn older(dir: &StateDir) -> Result<BTreeSet<u32>, StateError> {
+    let ours = |name: &String| {
+        let number = name.strip_prefix(OLDER)?.parse().ok()?;
+        ((1..=FILES).contains(&number) && named(number) == *name).then_some(number)
+    };
+    Ok(dir.names()?.iter().filter_map(ours).collect())
 }
 
 fn last_bytes(file: &File, most: u64) -> io::Result<Vec<u8>> {

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::*;
@@ -55,8 +56,41 @@ fn a_full_file_is_put_aside_and_only_as_many_stay_as_the_operator_says() {
     assert!(!three.state.join("audit.log.4").exists());
     // Fewer from now on.
     let two = log(temp.path(), SMALL);
+    two.prune().unwrap();
     two.append(&wide("6")).unwrap();
     assert_eq!(there(&two), [Some('6'), Some('5'), Some('4'), None]);
+}
+
+#[test]
+fn files_move_up_to_the_first_number_that_is_free_and_what_is_not_ours_stays() {
+    let temp = tempfile::tempdir().unwrap();
+    let log = log(temp.path(), Retention { files: 3, ..SMALL });
+    log.append(&["0".repeat(60)]).unwrap();
+    let theirs = ["audit.log.20261130", "audit.log.1001", "audit.log.03", "audit.log.+4", "audit.log.gz"];
+    for name in ["audit.log.1", "audit.log.3", "audit.log.4"].iter().chain(&theirs) {
+        std::fs::write(log.state.join(name), name).unwrap();
+    }
+    log.append(&["n".repeat(60)]).unwrap();
+    log.prune().unwrap();
+    let moved = ["audit.log.2", "audit.log.3"].map(|name| text(&log, name));
+    assert_eq!(moved, ["audit.log.1", "audit.log.3"]);
+    assert!(text(&log, "audit.log.1").starts_with('0') && text(&log, "audit.log").starts_with('n'));
+    assert!(!log.state.join("audit.log.4").exists(), "more than are kept");
+    for name in theirs {
+        assert_eq!(text(&log, name), name);
+    }
+}
+
+#[test]
+fn a_page_that_is_larger_than_a_file_fills_several_none_of_which_is_too_large() {
+    let temp = tempfile::tempdir().unwrap();
+    let log = log(temp.path(), Retention { file_bytes: 24, files: 3 });
+    let names = ["a", "b", "c", "d", "e"];
+    log.append(&lines(&names)).unwrap();
+    let files = ["audit.log.2", "audit.log.1", "audit.log"].map(|name| text(&log, name));
+    assert!(files.iter().all(|file| !file.is_empty() && file.len() <= 24), "{files:?}");
+    assert_eq!(files.concat(), lines(&names).iter().map(|line| format!("{line}\n")).collect::<String>());
+    assert_eq!(log.tail().unwrap(), lines(&names).into_iter().collect());
 }
 
 #[test]
@@ -148,6 +182,17 @@ async fn reject(journal: &Journal, id: &str) {
     journal.admit(command, context).await.expect("written");
 }
 
+/// What writes the file, until the sender is dropped.
+fn auditing(journal: &Journal, log: &AuditLog) -> (oneshot::Sender<()>, JoinHandle<()>) {
+    let (end, ends) = oneshot::channel();
+    (end, tokio::spawn(Audit { journal: journal.clone(), log: log.clone() }.run(ends)))
+}
+
+/// How many lines the journal has yet to see written.
+async fn waiting(journal: &Journal) -> usize {
+    journal.audit_lines(0).await.expect("read").lines.len()
+}
+
 fn ids(log: &AuditLog) -> Vec<String> {
     let id = |line: &str| {
         let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
@@ -167,7 +212,7 @@ async fn a_line_that_a_crash_left_in_both_places_is_in_the_file_once() {
     // A process that died before the journal forgot what it had written.
     let left = journal.audit_lines(0).await.unwrap();
     log.append(&left.lines[..1]).unwrap();
-    let task = tokio::spawn(Audit { journal: journal.clone(), log: log.clone() }.run());
+    let (_end, task) = auditing(&journal, &log);
     sleep(Duration::from_secs(1)).await;
     assert_eq!(ids(&log), ["c-1", "c-2"]);
     assert_eq!(journal.audit_lines(0).await.unwrap().lines, Vec::<String>::new(), "forgotten");
@@ -184,7 +229,7 @@ async fn while_the_file_takes_no_lines_trouble_stands_and_no_line_is_lost() {
     let log = log(temp.path(), Retention::default());
     let journal = journal(&log);
     let fault = write_fault::arm(&log.state, Point::AuditSync, 28);
-    let task = tokio::spawn(Audit { journal: journal.clone(), log: log.clone() }.run());
+    let (_end, task) = auditing(&journal, &log);
     reject(&journal, "c-1").await;
     sleep(Duration::from_secs(30)).await;
     let troubles = journal.troubles();
@@ -196,5 +241,89 @@ async fn while_the_file_takes_no_lines_trouble_stands_and_no_line_is_lost() {
     drop(fault);
     sleep(Duration::from_secs(6)).await;
     assert_eq!((ids(&log), journal.troubles()), (vec!["c-1".to_owned()], Vec::new()));
+    task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn lines_that_a_killed_process_left_in_memory_are_forgotten_when_they_and_their_name_are_synced() {
+    let _inline = Inline::here();
+    for point in [Point::AuditSync, Point::StateDirSync] {
+        let temp = tempfile::tempdir().unwrap();
+        let log = log(temp.path(), Retention::default());
+        let journal = journal(&log);
+        reject(&journal, "c-1").await;
+        let left = journal.audit_lines(0).await.unwrap();
+        let fault = write_fault::arm(&log.state, point, 5);
+        // In the file, and not yet known to be on the disk.
+        log.append(&left.lines).unwrap_err();
+        let file = log.state.join("audit.log");
+        std::fs::write(file, format!("{}\n", left.lines[0])).unwrap();
+        let (_end, task) = auditing(&journal, &log);
+        sleep(Duration::from_secs(30)).await;
+        assert_eq!((ids(&log), waiting(&journal).await), (vec!["c-1".to_owned()], 1), "{point:?}");
+        assert_eq!(journal.troubles().len(), 1, "{point:?}");
+        drop(fault);
+        sleep(Duration::from_secs(6)).await;
+        assert_eq!((ids(&log), waiting(&journal).await), (vec!["c-1".to_owned()], 0), "{point:?}");
+        task.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_files_lines_are_forgotten_only_when_its_name_is_on_the_disk() {
+    let _inline = Inline::here();
+    for rotated in [false, true] {
+        let temp = tempfile::tempdir().unwrap();
+        let log = log(temp.path(), SMALL);
+        let journal = journal(&log);
+        if rotated {
+            log.append(&lines(&["old"])).unwrap();
+        }
+        let fault = write_fault::arm(&log.state, Point::StateDirSync, 5);
+        let (_end, task) = auditing(&journal, &log);
+        reject(&journal, "c-1").await;
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(waiting(&journal).await, 1, "rotated: {rotated}");
+        drop(fault);
+        sleep(Duration::from_secs(6)).await;
+        assert_eq!((ids(&log), waiting(&journal).await), (vec!["c-1".to_owned()], 0), "rotated: {rotated}");
+        assert_eq!(text(&log, "audit.log.1").contains("old"), rotated);
+        task.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_at_the_end_is_written_before_it_returns_and_stays_in_the_journal_where_it_cannot_be() {
+    let _inline = Inline::here();
+    let temp = tempfile::tempdir().unwrap();
+    let log = log(temp.path(), Retention::default());
+    let journal = journal(&log);
+    let (end, task) = auditing(&journal, &log);
+    reject(&journal, "c-1").await;
+    drop(end);
+    task.await.unwrap();
+    assert_eq!((ids(&log), waiting(&journal).await), (vec!["c-1".to_owned()], 0));
+    let fault = write_fault::arm(&log.state, Point::AuditWrite, 28);
+    let (end, task) = auditing(&journal, &log);
+    reject(&journal, "c-2").await;
+    drop(end);
+    task.await.unwrap();
+    assert_eq!((ids(&log), waiting(&journal).await), (vec!["c-1".to_owned()], 1));
+    drop(fault);
+}
+
+#[tokio::test(start_paused = true)]
+async fn fewer_files_than_once_were_kept_are_kept_from_the_start_on() {
+    let _inline = Inline::here();
+    let temp = tempfile::tempdir().unwrap();
+    let log = log(temp.path(), Retention { files: 1, ..Retention::default() });
+    let journal = journal(&log);
+    for name in ["audit.log.1", "audit.log.2", "audit.log.7"] {
+        std::fs::write(log.state.join(name), name).unwrap();
+    }
+    let (_end, task) = auditing(&journal, &log);
+    sleep(Duration::from_secs(1)).await;
+    let there = ["audit.log.1", "audit.log.2", "audit.log.7"].map(|name| log.state.join(name).exists());
+    assert_eq!(there, [true, false, false]);
     task.abort();
 }
