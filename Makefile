@@ -12,8 +12,10 @@ BCD := $(TARGET)/debug/bcd
 
 # Options of `bcd sim`, as in: make sim SIM="--nodes 200 --seed 7 --duration 60s"
 SIM ?= --nodes 50 --duration 20s --seed 1
-# Kills of a node at named steps in `make crash`; about half as many of others come on top.
+# Kills of a node at named steps in `make crash`; about half as many of others come on top. Then at least so many of joins,
+# renewals and re-joins.
 N ?= 1000
+E ?= 300
 
 # Where the benches write: a directory on a disk, not in memory. Each makes one of its own in it, and removes it.
 BENCH_STATE ?= $(TARGET)/bench
@@ -74,8 +76,9 @@ bench-check: bench-build ## the figures that hold on a noisy machine: counts exa
 	$(TARGET)/release/bcd bench session --state $(BENCH_STATE) --check
 	$(TARGET)/release/bcd bench agent --state $(BENCH_STATE) --duration 1m --rounds 1 --check
 
-crash: tools ## kill -9 the real binary N times at random steps, programs in flight, and look for what is doubled or lost (N=1000)
-	BCD_CRASH_KILLS=$(N) cargo test $(FEATURES) --test it -- crash::random --nocapture --test-threads 1
+crash: tools ## kill -9 the real binary N times at random steps, programs in flight, and E times in joins and renewals (N=1000 E=300)
+	BCD_CRASH_KILLS=$(N) BCD_CRASH_ENROLMENTS=$(E) cargo test $(FEATURES) --test it -- \
+	  crash::random crash::enrolment::kills --nocapture --test-threads 1
 
 flood: tools ## a program that writes 10 GiB: bounded memory and disk, and the true result (a minute)
 	cargo test $(FEATURES) --lib -- --ignored --exact \

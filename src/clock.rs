@@ -42,14 +42,15 @@ fn wrong_by_ms() -> i64 {
     0
 }
 
-/// What the wall clock of a simulation build is wrong by, since no test may set the machine's.
+/// What the wall clock of a simulation build is wrong by, since no test may set the machine's: the variable's seconds, or
+/// those in the file that it names, which may change while the program runs.
 #[cfg(feature = "fakehw")]
 fn wrong_by_ms() -> i64 {
-    static WRONG_BY: std::sync::OnceLock<i64> = std::sync::OnceLock::new();
-    *WRONG_BY.get_or_init(|| {
-        let seconds = std::env::var("BCD_FAKE_CLOCK_OFF_S").ok().and_then(|text| text.parse::<i64>().ok());
-        seconds.unwrap_or(0).saturating_mul(1000)
-    })
+    static WRONG_BY: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
+    let Some(text) = WRONG_BY.get_or_init(|| std::env::var("BCD_FAKE_CLOCK_OFF_S").ok()) else { return 0 };
+    let seconds = |text: &str| text.trim().parse::<i64>().ok();
+    let from_file = || seconds(&std::fs::read_to_string(text).ok()?);
+    seconds(text).or_else(from_file).unwrap_or(0).saturating_mul(1000)
 }
 
 /// A clock that follows tokio's, so that a paused runtime moves it. Its wall clock starts where it is told to and

@@ -87,7 +87,11 @@ steps! {
     LEAVE_RECORDED = "leave.recorded";
     /// The control plane has heard that the machine leaves; identity and journal are in their places.
     LEAVE_TOLD = "leave.told";
-    /// A renewal's answer came and was verified.
+    /// The key that a re-join offers is in its file, and nobody was asked.
+    REJOIN_KEY = "rejoin.key-written";
+    /// The re-join's proof is about to be sent.
+    REJOIN_PROVEN = "rejoin.proven";
+    /// The answer to a renewal or re-join came and was verified.
     RENEW_ANSWERED = "renew.answered";
     /// The new key's file exists.
     RENEW_KEY = "renew.key-written";
@@ -115,8 +119,12 @@ steps! {
     GATEWAY_LEAVES = "gateway.leaves";
     /// A node that leaves is gone at worker and gateway, and its word is not acked.
     GATEWAY_LEFT = "gateway.left";
-    /// A join is durable at the gateway, no answer was sent.
+    /// A certificate is durable at the gateway, no answer was sent.
     GATEWAY_JOINED = "gateway.joined";
+    /// The worker has let a node in, and signed nothing yet.
+    WORKER_LETS_IN = "worker.lets-in";
+    /// A certificate is in the worker's tables, and nobody was answered.
+    WORKER_ISSUED = "worker.issued";
 }
 
 impl Step {

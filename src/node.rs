@@ -24,13 +24,14 @@ use futures_util::future::BoxFuture;
 use nix::errno::Errno;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
+use rustls::sign::CertifiedKey;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::exec::{self, Executor, Lanes, Leftovers, ProbeFacts, Programs, Supervisors};
 use crate::host::tcp::Tcp;
-use crate::identity::{Identity, LoadError, Mark, join_again};
+use crate::identity::{Identity, LoadError, Mark, join_again, rejoins};
 use crate::journal::{
     self, Durable, EventLimits, Failed, Hindrance, Journal, Locked, OpenError, Reattached, Recovered,
     Trouble, WriteError,
@@ -316,7 +317,7 @@ impl Node {
         let renewals = self.renewals(tell, Arc::clone(&replaced));
         let (notices, noticed) = mpsc::channel(session::NOTICES);
         let trusting = Box::pin(self.trusting(use_identity, noticed, Arc::clone(&replaced)).run());
-        let renewing = self.renewing(identity.clone(), status.clone(), replaced);
+        let renewing = self.renewing(identity.clone(), status.clone(), conditions.clone(), replaced);
         let (end_audit, audit_ends) = oneshot::channel();
         let mut auditing = Box::pin(auditing(&self.options, &journal, hold.clone(), audit_ends)).fuse();
         let upkeep = self.upkeep(conditions.clone(), hold.clone(), status.clone(), identity.clone()).run();
@@ -380,6 +381,7 @@ impl Node {
         &mut self,
         identity: watch::Receiver<Identity>,
         session: watch::Receiver<SessionStatus>,
+        conditions: Conditions,
         replaced: Arc<Notify>,
     ) -> BoxFuture<'static, ()> {
         let renewing = self.mark.map(|_| Renewing {
@@ -390,6 +392,7 @@ impl Node {
             connect: Arc::clone(&self.options.connect),
             working: self.working.clone(),
             journal: self.journal.clone(),
+            conditions,
             session,
             incarnation: self.incarnation.clone(),
             replaced,
@@ -436,7 +439,7 @@ impl Node {
         Reporter {
             conditions,
             identity,
-            join_again: join_again(&self.options.state),
+            rejoins: rejoins(&self.options.state),
             incarnation: self.incarnation.clone(),
             journal: self.journal.clone(),
             working: self.working.clone(),
@@ -592,10 +595,19 @@ fn client_tls(
     identity: &Identity,
     working: &WorkingClock,
 ) -> Result<Arc<rustls::ClientConfig>, rustls::Error> {
+    tls_of(identity, Some(Arc::clone(&identity.key)), working)
+}
+
+/// Believes the gateways that `identity` believes; `offered` is shown to them.
+fn tls_of(
+    identity: &Identity,
+    offered: Option<Arc<CertifiedKey>>,
+    working: &WorkingClock,
+) -> Result<Arc<rustls::ClientConfig>, rustls::Error> {
     let roots = Roots::Certificates(identity.trust.gateway_roots());
     // Certificates of gateways are judged by the working clock.
     let time = Arc::new(working.clone());
-    Ok(Arc::new(tls::client_config(&roots, Some(Arc::clone(&identity.key)), time)?))
+    Ok(Arc::new(tls::client_config(&roots, offered, time)?))
 }
 
 /// One stop signal of two: asked for from outside, or the identity is no longer this process's.

@@ -14,7 +14,7 @@ use super::proc::Process;
 use super::{Place, PlaceError};
 use crate::clock;
 use crate::gateway::control::{Client, ClientError, Operator, Request, Response};
-use crate::gateway::worker::{Desk, Draft};
+use crate::gateway::worker::{Desk, Draft, TicketTerms};
 use crate::host::tcp::Tcp;
 use crate::identity::join::{self, JoinError, JournalOptions};
 use crate::identity::{Ticket, TicketError};
@@ -181,7 +181,7 @@ impl Lab {
     /// Joins so many nodes; their state directories are `folder`/0, `folder`/1, and so on.
     pub(super) async fn join(&self, folder: &str, nodes: usize, wal_bytes: u64) -> Result<(), LabError> {
         let uses = u32::try_from(nodes).unwrap_or(u32::MAX);
-        let ticket = self.desk().ticket(uses, TICKET_TTL_S, "bench", BTreeMap::new()).await?;
+        let ticket = self.desk().ticket(TicketTerms::new(uses, TICKET_TTL_S, "bench")).await?;
         let folder = self.at(folder);
         std::fs::create_dir(&folder)?;
         let joins = (0..nodes).map(|index| join_one(folder.join(index.to_string()), &ticket, wal_bytes));

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::gateway::control::{Client, ClientError, Operator, Request, Response};
 use crate::gateway::lines::Listener;
-use crate::gateway::worker::Desk;
+use crate::gateway::worker::{Desk, TicketTerms};
 use crate::model::{CommandId, Exit};
 
 /// A program's standard input, bytes, at most: it travels within the command's body of 1 MiB, in base64.
@@ -302,7 +302,8 @@ async fn command(args: Args) -> Result<Exit, CtlError> {
         Ctl::NodeEvents { node } => ctl.node_events(&node).await?,
         Ctl::Cancel { id } => ctl.operator.cancel(id).await?,
         Ctl::Ticket { uses, ttl, site, labels } => {
-            let line = ctl.operator.ticket(uses, ttl, &site, labels.into_iter().collect()).await?;
+            let labels = labels.into_iter().collect();
+            let line = ctl.operator.ticket(TicketTerms { uses, ttl_s: ttl, site, labels }).await?;
             writeln!(std::io::stdout(), "{line}")?;
         }
         Ctl::Revoke { node, for_good } => {

@@ -1,6 +1,5 @@
 //! `bcd gateway`: runs the reference gateway.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -15,7 +14,7 @@ use crate::clock::SystemClock;
 use crate::config::LogFormat;
 use crate::gateway::control::ClientError;
 use crate::gateway::lies::Rate;
-use crate::gateway::worker::{self, Child, Desk, Link};
+use crate::gateway::worker::{self, Child, Desk, Link, TicketTerms};
 use crate::gateway::{self, GatewayError, Lies, Limits, Options, Ready, ServingFiles};
 use crate::model::Exit;
 use crate::wire::link::Endpoint;
@@ -42,7 +41,7 @@ pub(super) struct Args {
     store: Option<PathBuf>,
     /// The directory of a worker that runs already (bcd worker). Default: the gateway runs one beside itself, on `worker`
     /// in the store's directory.
-    #[arg(long, value_name = "DIR", conflicts_with = "certificate_life")]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["certificate_life", "rejoin_within"])]
     worker: Option<PathBuf>,
     /// Where it listens; port 0 takes a free one.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7443")]
@@ -68,6 +67,9 @@ pub(super) struct Args {
     /// How long node certificates hold.
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = duration)]
     certificate_life: Duration,
+    /// How long after its certificate has run out a node may join again with the key of it; 0s: never.
+    #[arg(long, value_name = "TIME", default_value = "168h", value_parser = duration)]
+    rejoin_within: Duration,
     /// A serving certificate (PEM, leaf first) of one's own, which must chain to a CA that nodes know; read again when it
     /// changes. Default: one of the development CA.
     #[arg(long, value_name = "FILE", requires = "serving_key")]
@@ -125,6 +127,7 @@ pub(super) fn run(args: Args) -> Exit {
         state: args.store.as_ref().unwrap_or(&args.state).join("worker"),
         trust_domain: args.trust_domain.clone(),
         certificate_life: args.certificate_life,
+        rejoin_within: args.rejoin_within,
     });
     let works = args.worker.or_else(|| own.as_ref().map(|own| own.state.clone())).unwrap_or_default();
     // Told to `bcd ctl`, which runs elsewhere.
@@ -305,7 +308,8 @@ enum TicketError {
 }
 
 async fn write_ticket(wanted: &Wanted) -> Result<(), TicketError> {
-    let line = wanted.desk.ticket(TICKET_USES, TICKET_TTL_S, &wanted.site, BTreeMap::new()).await?;
+    let terms = TicketTerms::new(TICKET_USES, TICKET_TTL_S, &wanted.site);
+    let line = wanted.desk.ticket(terms).await?;
     let path = wanted.file.clone();
     let written = tokio::task::spawn_blocking(move || write_secret(&path, &line)).await;
     let written = written.unwrap_or_else(|error| Err(std::io::Error::other(error)));

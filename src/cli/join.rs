@@ -9,16 +9,14 @@ use std::time::Duration;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
+use super::status::clock_difference;
 use super::{ConfigArgs, fail, note, print};
 use crate::clock::{self, Clock as _, SystemClock};
 use crate::host::tcp::Tcp;
 use crate::identity::join::{self, Joined, JournalOptions, Options, Retry};
 use crate::identity::{self, Aside, Ticket, TicketError};
-use crate::model::{Exit, Incarnation, ServerTime, limits};
+use crate::model::{Exit, Incarnation, limits};
 use crate::wire::tls::BUILD_TIME;
-
-/// A local clock this far from the control plane's is worth a line.
-const CLOCK_DIFFERENCE: Duration = Duration::from_secs(60);
 
 /// Make this machine a node: with a ticket, once; or set it free of what it is.
 #[derive(Debug, clap::Args)]
@@ -75,8 +73,11 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
     // Before anything is moved.
     let ticket = args.ticket.as_deref().map(read_ticket).transpose();
     let ticket = ticket.map_err(|error| fail(&error, error.exit()))?;
+    if args.reset && is_done(&config.state, ticket.as_ref()) {
+        return Ok(Exit::Done);
+    }
     if args.reset && !goes_on(&config.state, ticket.as_ref()) {
-        let aside = identity::reset(&config.state, ServerTime(SystemClock.wall_ms()));
+        let aside = identity::reset(&config.state);
         let aside = aside.map_err(|error| fail(&error, error.exit()))?;
         print(&moved(&aside))?;
     }
@@ -109,6 +110,21 @@ fn goes_on(state: &Path, ticket: Option<&Ticket>) -> bool {
         note("bcd: a join with this ticket has begun here; it goes on, and nothing is moved aside");
     }
     goes_on
+}
+
+/// Whether this machine is what the ticket has made of it: a second reset would leave it without identity, and the ticket,
+/// which is for one machine, without a use. An identity that cannot be read is the reset's to move aside.
+fn is_done(state: &Path, ticket: Option<&Ticket>) -> bool {
+    let ticket = ticket.filter(|ticket| ticket.uses == Some(1));
+    let joined =
+        ticket.and_then(|ticket| identity::joined_with(state, &ticket.token.digest()).ok().flatten());
+    if let Some(node_id) = &joined {
+        note(&format!(
+            "bcd: this machine has joined with this ticket already, as {node_id}, so nothing is moved aside; to make it \
+             another node, ask for a new ticket"
+        ));
+    }
+    joined.is_some()
 }
 
 /// What an operator reads of a reset.
@@ -165,37 +181,12 @@ fn progress(retry: Retry<'_>) {
 
 fn report(joined: &Joined) -> String {
     let Joined { node_id, generation, fingerprint, not_after, server_time } = joined;
-    let difference = server_time.map(|time| difference(time, SystemClock.wall_ms())).unwrap_or_default();
+    let difference = server_time.and_then(|time| clock_difference(time, SystemClock.wall_ms()));
+    let difference = difference.map(|said| format!("clock     {said}\n")).unwrap_or_default();
     format!(
         "joined as {node_id} (identity generation {generation})\n\
          key       SHA-256 {fingerprint}\n\
          valid     until {not_after} by the control plane's clock\n\
          {difference}next      systemctl enable --now bcd, or in a terminal: bcd node\n"
     )
-}
-
-fn difference(server: ServerTime, wall_ms: i64) -> String {
-    let local = ServerTime(wall_ms);
-    let (apart, word) =
-        if local < server { (server.since(local), "behind") } else { (local.since(server), "ahead of") };
-    if apart < CLOCK_DIFFERENCE {
-        return String::new();
-    }
-    format!(
-        "clock     this machine's is {} s {word} the control plane's; bcd works all the same, but logs are dated wrongly: timedatectl set-ntp true\n",
-        apart.as_secs()
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_wrong_local_clock_is_said_with_its_direction() {
-        let server = ServerTime(10_000_000);
-        assert_eq!(difference(server, 10_030_000), "");
-        assert!(difference(server, 9_000_000).contains("1000 s behind"));
-        assert!(difference(server, 11_000_000).contains("1000 s ahead of"));
-    }
 }

@@ -10,11 +10,11 @@ use rand::rngs::StdRng;
 use super::join::moved;
 use super::node::{LEFT_BEHIND, boot, traces};
 use super::{ConfigArgs, fail, note, print};
-use crate::clock::{Clock as _, SystemClock};
+use crate::clock::SystemClock;
 use crate::config::Config;
 use crate::failpoint;
 use crate::identity::{self, LoadError};
-use crate::model::{Exit, ServerTime};
+use crate::model::Exit;
 use crate::node::{BuildError, LeaveError, Node, Options};
 
 /// Retire this machine: what runs ends, the control plane is told, identity and journal are moved aside.
@@ -66,7 +66,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
         Err(error) if args.force => drop(fail(error, error.exit())),
         Err(error) => return Err(fail(error, error.exit())),
     }
-    let aside = identity::reset(&config.state, now());
+    let aside = identity::reset(&config.state);
     let aside = aside.map_err(|error| fail(&error, error.exit()))?;
     match told {
         Ok(()) => {}
@@ -78,10 +78,6 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
     print(&moved(&aside)).map(|()| Exit::Done)
 }
 
-fn now() -> ServerTime {
-    ServerTime(SystemClock.wall_ms())
-}
-
 /// Where there is no identity: a leave that was killed while it moved things aside is finished, and a join is not a
 /// node that could leave.
 fn finish(state: &Path, not_joined: &Untold) -> Result<Exit, Exit> {
@@ -91,7 +87,7 @@ fn finish(state: &Path, not_joined: &Untold) -> Result<Exit, Exit> {
         Ok(Some(_)) => return failed(&Untold::Joining(state.to_owned())),
         Err(error) => return failed(&Untold::Build(LoadError::from(error).into())),
     }
-    let aside = identity::finish_reset(state, now()).map_err(|error| fail(&error, error.exit()))?;
+    let aside = identity::finish_reset(state).map_err(|error| fail(&error, error.exit()))?;
     if aside.moved.is_empty() {
         return failed(not_joined);
     }

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::{ConfigArgs, fail, print};
-use crate::model::Exit;
+use crate::clock::{Clock as _, SystemClock};
+use crate::model::{Exit, ServerTime};
 use crate::session::SessionState;
 use crate::status::Report;
 use crate::status::socket::{Question, ask};
@@ -40,7 +41,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
     }
     let report: Report = read(&bytes)?;
     if !args.brief {
-        print(&text(&report))?;
+        print(&text(&report, SystemClock.wall_ms()))?;
         return Ok(Exit::Done);
     }
     match report.ready() {
@@ -62,7 +63,23 @@ fn read<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, Exit> {
     })
 }
 
-fn text(report: &Report) -> String {
+/// A local clock this far from the control plane's is worth a line.
+const CLOCK_DIFFERENCE: Duration = Duration::from_secs(60);
+
+/// What an operator does about a local clock that is wrong.
+pub(super) fn clock_difference(server: ServerTime, wall_ms: i64) -> Option<String> {
+    let local = ServerTime(wall_ms);
+    let (apart, word) =
+        if local < server { (server.since(local), "behind") } else { (local.since(server), "ahead of") };
+    (apart >= CLOCK_DIFFERENCE).then(|| {
+        format!(
+            "this machine's is {} s {word} the control plane's; bcd works all the same, but logs are dated wrongly: timedatectl set-ntp true",
+            apart.as_secs()
+        )
+    })
+}
+
+fn text(report: &Report, wall_ms: i64) -> String {
     let mut out = String::new();
     let mut row = |name: &str, text: String| {
         let _ = writeln!(out, "{name:<12} {text}");
@@ -109,6 +126,11 @@ fn text(report: &Report) -> String {
         None => "server time is not known yet".into(),
     };
     row("certificate", format!("{left}, until {}", certificate.not_after));
+    // Before a session server time is only a floor.
+    let server_time = report.server_time.filter(|_| report.session.live.is_some());
+    if let Some(said) = server_time.and_then(|time| clock_difference(time, wall_ms)) {
+        row("clock", said);
+    }
     for condition in &report.conditions {
         let since = span(report.age(condition.since_boot_ms));
         row("condition", format!("{} for {since}: {}", condition.token, condition.detail));
@@ -162,6 +184,15 @@ fn span(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wrong_local_clock_is_said_with_its_direction() {
+        let server = ServerTime(10_000_000);
+        let said = |wall_ms| clock_difference(server, wall_ms).unwrap_or_default();
+        assert_eq!(said(10_030_000), "");
+        assert!(said(9_000_000).contains("1000 s behind"));
+        assert!(said(11_000_000).contains("1000 s ahead of"));
+    }
 
     #[test]
     fn a_span_is_told_in_its_two_largest_units() {

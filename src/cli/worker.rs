@@ -24,6 +24,9 @@ pub(super) struct Args {
     /// How long node certificates hold.
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = duration)]
     certificate_life: Duration,
+    /// How long after its certificate has run out a node may join again with the key of it; 0s: never.
+    #[arg(long, value_name = "TIME", default_value = "168h", value_parser = duration)]
+    rejoin_within: Duration,
     /// error, warn, info, debug or trace.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log_level: tracing::Level,
@@ -39,6 +42,7 @@ pub(super) fn run(args: Args) -> Exit {
         state: args.state,
         trust_domain: args.trust_domain,
         certificate_life: args.certificate_life,
+        rejoin_within: args.rejoin_within,
     };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,

@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Weak};
 
-use futures_util::stream::BoxStream;
+use futures_util::StreamExt as _;
+use futures_util::stream::{self, BoxStream};
 use prost::Message as _;
 use rustls::pki_types::CertificateDer;
 use tokio::sync::mpsc;
@@ -22,6 +23,7 @@ use super::worker::{Ask, Noted, Told};
 use crate::failpoint;
 use crate::model::Reason;
 use crate::wire::der::Der;
+use crate::wire::frames::read_envelope;
 use crate::wire::version::{self, Range};
 use crate::wire::{pb, status};
 
@@ -181,7 +183,7 @@ impl Service {
         Ok(Begun { live, opening, orders, told })
     }
 
-    async fn join_request(&self, request: pb::JoinRequest) -> Result<pb::JoinResponse, Status> {
+    async fn join_request(&self, request: pb::JoinRequest) -> Result<Begins, Status> {
         let hub = &self.0;
         let range = Range::from_wire(request.proto_min, request.proto_max).map_err(|reason| {
             hub.refuse(Code::InvalidArgument, reason, "the version range is empty or zero", None)
@@ -190,10 +192,59 @@ impl Service {
             let message = version::no_common(reason, range, hub.settings.protocol);
             hub.refuse(Code::FailedPrecondition, reason, &message, None)
         })?;
-        match hub.worker.ask(Ask::Join(Der(request.encode_to_vec().into()))).await {
-            Told::Joined(response, noted) => self.relay(&response, *noted, None).await,
+        let request = Der(request.encode_to_vec().into());
+        match hub.worker.ask(Ask::Join(request.clone())).await {
+            Told::Joined(response, noted) => {
+                self.relay(&response, *noted, None).await.map(Box::new).map(Begins::Ends)
+            }
+            Told::Challenged { node, serial, time, challenge } => {
+                let renewing = Renewing { node, serial, incarnation: None };
+                let challenge = pb::AttestationChallenge { challenge, server_time_ms: time.0 };
+                Ok(Begins::Challenged { challenge, rejoining: Rejoining { request, renewing } })
+            }
             other => Err(self.refused(other)),
         }
+    }
+
+    /// The second half of a join that was challenged. A quarantine is this store's, and no worker knows of it.
+    async fn rejoin(
+        self,
+        rejoining: Rejoining,
+        mut inbound: Streaming<pb::JoinFrame>,
+    ) -> Result<pb::JoinAnswer, Status> {
+        let answer = tokio::time::timeout(self.0.settings.limits.first_frame, inbound.message()).await;
+        let answer = answer.map_err(|_| self.join_invalid("no proof came in time"))??;
+        let proof = match answer.and_then(|frame| frame.frame) {
+            Some(pb::join_frame::Frame::Answer(pb::AttestationAnswer { proof: Some(proof) })) => proof,
+            _ => {
+                return Err(
+                    self.join_invalid("the frame behind a challenge must be its answer, with a proof")
+                );
+            }
+        };
+        let proof = read_envelope(proof).map_err(|error| self.join_invalid(&error.to_string()))?;
+        let Rejoining { request, renewing } = rejoining;
+        let hindered = self.0.store.not_renewed(renewing.clone()).await;
+        if let Some(reason) = hindered.map_err(|error| self.internal(&error))? {
+            return Err(self.not_renewed(reason));
+        }
+        match self.0.worker.ask(Ask::Rejoin { request, proof }).await {
+            Told::Joined(response, noted) => {
+                Ok(answered(self.relay(&response, *noted, Some(renewing)).await?))
+            }
+            other => {
+                if let Told::Refused { reason, .. } = &other
+                    && *reason != Reason::JoinInvalid
+                {
+                    self.tell_refused(renewing, *reason).await;
+                }
+                Err(self.refused(other))
+            }
+        }
+    }
+
+    fn join_invalid(&self, message: &str) -> Status {
+        self.0.refuse(Code::InvalidArgument, Reason::JoinInvalid, message, None)
     }
 
     /// Notes what was issued, then hands the answer on: a node that has it is known here.
@@ -267,6 +318,24 @@ impl Service {
     }
 }
 
+/// What a JoinRequest has led to.
+enum Begins {
+    /// All that there is to say.
+    Ends(Box<pb::JoinResponse>),
+    /// A question, and what is kept until its answer.
+    Challenged { challenge: pb::AttestationChallenge, rejoining: Rejoining },
+}
+
+/// A join that waits for its proof.
+struct Rejoining {
+    request: Der,
+    renewing: Renewing,
+}
+
+fn answered(response: pb::JoinResponse) -> pb::JoinAnswer {
+    pb::JoinAnswer { frame: Some(pb::join_answer::Frame::Response(response)) }
+}
+
 fn session_id(rng: &mut impl rand::RngCore) -> String {
     let mut bytes = [0_u8; 16];
     rng.fill_bytes(&mut bytes);
@@ -315,14 +384,18 @@ impl pb::enrollment_server::Enrollment for Service {
         self.0.admit()?;
         let mut inbound = request.into_inner();
         let first = tokio::time::timeout(self.0.settings.limits.first_frame, inbound.message()).await;
-        let invalid = |message| self.0.refuse(Code::InvalidArgument, Reason::JoinInvalid, message, None);
-        let first = first.map_err(|_| invalid("no request came in time"))??;
+        let first = first.map_err(|_| self.join_invalid("no request came in time"))??;
         let Some(pb::join_frame::Frame::Request(request)) = first.and_then(|frame| frame.frame) else {
-            return Err(invalid("the first frame must be the request"));
+            return Err(self.join_invalid("the first frame must be the request"));
         };
-        let response = self.join_request(request).await?;
-        let answer = pb::JoinAnswer { frame: Some(pb::join_answer::Frame::Response(response)) };
-        Ok(Response::new(Box::pin(tokio_stream::once(Ok(answer)))))
+        Ok(Response::new(match self.join_request(request).await? {
+            Begins::Ends(response) => tokio_stream::once(Ok(answered(*response))).boxed(),
+            Begins::Challenged { challenge, rejoining } => {
+                let frame = Some(pb::join_answer::Frame::Challenge(challenge));
+                let rest = self.clone().rejoin(rejoining, inbound);
+                tokio_stream::once(Ok(pb::JoinAnswer { frame })).chain(stream::once(rest)).boxed()
+            }
+        }))
     }
 
     async fn renew(&self, request: Request<pb::RenewRequest>) -> Result<Response<pb::RenewResponse>, Status> {

@@ -11,6 +11,14 @@ pub fn join_again(state: &Path) -> String {
     format!("join again: stop bcd, then: bcd join --state {state} --reset --yes --ticket FILE")
 }
 
+/// What becomes of a node whose certificate has run out, and what an operator does where that does not help.
+pub fn rejoins(state: &Path) -> String {
+    format!(
+        "bcd joins again by itself with its key, unless the join service refuses that; then {}",
+        join_again(state)
+    )
+}
+
 pub(super) fn join_again_beside(identity: &Path) -> String {
     join_again(identity.parent().unwrap_or(identity))
 }

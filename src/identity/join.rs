@@ -21,7 +21,6 @@ use super::reset::{self, ResetError};
 use super::stored::{self, FileError, Pending, Stored as _, StoredIdentity};
 use super::ticket::Ticket;
 use crate::blocking;
-use crate::clock::{Clock as _, SystemClock};
 use crate::failpoint;
 use crate::journal;
 use crate::model::{Digest, Exit, JournalId, Machine, NodeId, Reason, ServerTime};
@@ -259,8 +258,10 @@ pub async fn join(mut options: Options, progress: impl FnMut(Retry<'_>)) -> Resu
         .map_err(|source| JoinError::Answer { endpoint, source })?;
     failpoint::hit(failpoint::JOIN_ANSWERED);
     let journal_id = JournalId::random(&mut options.rng);
-    let (journal, machine) = (options.journal, options.machine);
-    blocking::run(move || install(&prepared, &accepted, &journal, journal_id, machine)).await?
+    let journal = options.journal;
+    let mut stored = StoredIdentity::new(&accepted, options.machine);
+    stored.token_sha256 = Some(token);
+    blocking::run(move || install(&prepared, &accepted, &journal, journal_id, &stored)).await?
 }
 
 enum Prepared {
@@ -290,7 +291,7 @@ fn prepare(state: &Path, token: Digest) -> Result<Prepared, JoinError> {
         };
     }
     if pending.is_none() {
-        reset::finish_killed(&dir, ServerTime(SystemClock.wall_ms()))?;
+        reset::finish_killed(&dir)?;
     }
     if let Some(pending) = pending
         && pending.token_sha256 == token
@@ -311,7 +312,7 @@ fn install(
     accepted: &Accepted,
     journal: &JournalOptions,
     journal_id: JournalId,
-    machine: Machine,
+    stored: &StoredIdentity,
 ) -> Result<Joined, JoinError> {
     let options = journal::Options {
         state: pledge.dir.path().to_owned(),
@@ -323,10 +324,9 @@ fn install(
     };
     journal::Locked::create(&options, Some(accepted.server_time), journal_id)?;
     failpoint::hit(failpoint::JOIN_JOURNAL);
-    let stored = StoredIdentity::new(accepted, machine);
     stored.write(&pledge.dir)?;
     failpoint::hit(failpoint::JOIN_IDENTITY);
-    finish(&pledge.dir, &stored, Some(accepted.server_time))
+    finish(&pledge.dir, stored, Some(accepted.server_time))
 }
 
 /// What is left to do after the switch.

@@ -76,6 +76,28 @@ impl NodeKey {
         Ok(())
     }
 
+    /// A key in its file that `used` is not: one that was offered, or about to be, when the process that made it died.
+    /// Made and stored where there is none.
+    ///
+    /// # Errors
+    /// See [`KeyError`].
+    pub fn unused(state: &StateDir, used: &Digest) -> Result<Self, KeyError> {
+        let mut names = state.ensure_sub(FOLDER)?.names()?;
+        names.sort();
+        let digests = names.iter().filter_map(|name| Digest::from_hex(name.strip_suffix(".key")?));
+        for digest in digests.filter(|digest| digest != used) {
+            match Self::load(state, &digest) {
+                Ok(Some(key)) => return Ok(key),
+                // What cannot be read was never offered.
+                Ok(None) | Err(KeyError::NotAKey(_) | KeyError::Misnamed(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let key = Self::generate()?;
+        key.store(state)?;
+        Ok(key)
+    }
+
     /// Loads the key of that digest; absent when there is no such file.
     ///
     /// # Errors

@@ -23,12 +23,12 @@ use rustls::pki_types::CertificateDer;
 use rustls::sign::CertifiedKey;
 
 pub use accept::{Accepted, AnswerError};
-pub use again::{Mark, join_again};
+pub use again::{Mark, join_again, rejoins};
 pub use certificate::{CertificateError, Leaf};
 pub use keys::KeyError;
 pub use reset::{Aside, ResetError, finish_reset, reset};
 pub use seal::{SealError, Sealed, seal};
-pub use stored::{FileError, pending_join};
+pub use stored::{FileError, joined_with, pending_join};
 pub use ticket::{Ticket, TicketError, Token};
 
 use crate::model::strict::StrictMap;

@@ -1,10 +1,12 @@
 //! Renewal: a new certificate for a new key, proven by the old one, takes the place of the old one whole or not at all.
+//! Where that has run out it is a re-join ([`rejoin`]), which ends in the same steps.
 //!
 //! Order, each step durable before the next: the answer, judged as a whole; the new key's file; identity.json by
 //! rename, which is the switch; the old key's file is removed. Killed anywhere, the node has the old identity or the
 //! new one.
 
-mod call;
+pub(super) mod call;
+pub mod rejoin;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,12 +21,12 @@ use super::stored::{FileError, Stored as _, StoredIdentity};
 use super::{Identity, Leaf};
 use crate::clock::Clock;
 use crate::failpoint;
-use crate::model::{Digest, ServerTime};
+use crate::model::{Digest, Reason, ServerTime};
 use crate::ports::Connect;
 use crate::state_dir::{StateDir, StateError};
 use crate::wire::bundle::{BundleError, Trust};
 use crate::wire::dsse::{Document as _, Envelope, SignError, Verified, sign, verify_document};
-use crate::wire::enroll::{RenewAnswer, RenewProof, renew_request_digest};
+use crate::wire::enroll::{Issued, RenewAnswer, RenewProof, renew_request_digest};
 use crate::wire::link::{Endpoint, LinkEnd};
 use crate::wire::pb;
 
@@ -33,11 +35,11 @@ pub use call::{Caller, Challenge, Refused};
 /// An answer that took longer may be one that a gateway has kept back.
 const FRESH: Duration = Duration::from_secs(60);
 
-/// Why a certificate was not renewed.
+/// Why no new certificate came.
 #[derive(Debug, thiserror::Error)]
 pub enum RenewError {
     /// The gateway did not answer, or said no.
-    #[error("{endpoint} did not renew the certificate")]
+    #[error("{endpoint} gave no certificate")]
     Ended {
         /// Who was asked last.
         endpoint: Endpoint,
@@ -48,7 +50,7 @@ pub enum RenewError {
     #[error("no gateway is known to this node")]
     NoEndpoint,
     /// The answer does not hold; nothing was written.
-    #[error("the answer of {endpoint} to the renewal does not hold, and nothing of it was kept")]
+    #[error("the answer of {endpoint} does not hold, and nothing of it was kept")]
     Answer {
         /// Who answered.
         endpoint: Endpoint,
@@ -64,7 +66,7 @@ pub enum RenewError {
         took: Duration,
     },
     /// TLS cannot be set up with the identity.
-    #[error("TLS cannot be set up for the renewal")]
+    #[error("TLS cannot be set up to ask for a certificate")]
     Tls(#[from] rustls::Error),
     /// The proof cannot be signed.
     #[error("the key of the certificate cannot prove itself")]
@@ -108,6 +110,14 @@ impl RenewError {
             _ => None,
         }
     }
+
+    /// The token of a gateway that said no.
+    pub fn refusal(&self) -> Option<Reason> {
+        match self {
+            Self::Ended { source, .. } => source.reason,
+            _ => None,
+        }
+    }
 }
 
 /// What an attempt sends, and what its answer is held against.
@@ -123,7 +133,10 @@ impl Request {
     /// # Errors
     /// See [`KeyError`].
     pub fn new() -> Result<Self, KeyError> {
-        let key = NodeKey::generate()?;
+        Self::of(NodeKey::generate()?)
+    }
+
+    fn of(key: NodeKey) -> Result<Self, KeyError> {
         let csr = key.signing_request()?;
         Ok(Self { csr_sha256: Digest::of(&csr), csr, key })
     }
@@ -191,6 +204,8 @@ impl Renewal<'_> {
             match self.ask_one(endpoint, request, now, &mut nonce).await {
                 Ok(accepted) => return Ok(accepted),
                 Err(error @ RenewError::Proof(_)) => return Err(error),
+                // Which another that is down does not make unsaid.
+                Err(_) if last.refusal() == Some(Reason::CertificateExpired) => {}
                 Err(error) => last = error,
             }
         }
@@ -244,13 +259,27 @@ pub fn accept_renewal(
     let key = &held.join_signing_key;
     let issued: Verified<RenewAnswer> =
         verify_document(&answer.response, key, None).map_err(AnswerError::Response)?;
-    let mut accepted = judge(&held.trust_domain, key, asked, &issued.get().0, answer)?;
+    accept_again(held, trust_floor, asked, &issued.get().0, answer, |generation| {
+        generation == held.generation
+    })
+}
+
+/// What holds for every certificate that takes the place of that of `held`.
+fn accept_again(
+    held: &Identity,
+    trust_floor: u64,
+    asked: Asked<'_>,
+    issued: &Issued,
+    answer: &Answer,
+    is_next: impl FnOnce(u64) -> bool,
+) -> Result<Accepted, AnswerError> {
+    let mut accepted = judge(&held.trust_domain, &held.join_signing_key, asked, issued, answer)?;
     let (old, new): (&Leaf, &Leaf) = (&held.leaf, &accepted.leaf);
     for (what, same) in [
         ("node id", new.node_id == old.node_id),
         ("role", new.role == old.role),
         ("site", new.site == old.site),
-        ("identity generation", accepted.generation == held.generation),
+        ("identity generation", is_next(accepted.generation)),
         ("attestation key", new.ak_name == old.ak_name),
         ("tenancy", new.tenant == old.tenant),
     ] {
@@ -302,7 +331,10 @@ pub fn install(
                 .map_err(KeepError::Unvouched)?;
             renewed = renewed.with_bundle(&kept);
         }
-        request.key.store(dir)?;
+        // That of a re-join is there before it is offered.
+        if NodeKey::load(dir, &request.key.spki())?.is_none() {
+            request.key.store(dir)?;
+        }
         failpoint::hit(failpoint::RENEW_KEY);
         renewed.write(dir)?;
         failpoint::hit(failpoint::RENEW_IDENTITY);

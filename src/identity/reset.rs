@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::keys;
 use super::stored::{self, Stored as _, StoredIdentity};
+use crate::clock::{Clock as _, SystemClock};
 use crate::failpoint;
 use crate::journal::{self, OpenError};
 use crate::model::{Exit, NodeId, ServerTime};
@@ -60,11 +61,20 @@ impl ResetError {
     }
 }
 
-/// Moves identity and journal of a state directory aside; `now` is the local clock, for the names alone. Blocks.
+/// Moves identity and journal of a state directory aside, named by the local clock. Blocks.
 ///
 /// # Errors
 /// See [`ResetError`]; a daemon that runs hinders it. What was moved stays moved, and the next reset or join goes on.
-pub fn reset(state: &Path, now: ServerTime) -> Result<Aside, ResetError> {
+pub fn reset(state: &Path) -> Result<Aside, ResetError> {
+    reset_at(state, now())
+}
+
+/// For names alone.
+fn now() -> ServerTime {
+    ServerTime(SystemClock.wall_ms())
+}
+
+fn reset_at(state: &Path, now: ServerTime) -> Result<Aside, ResetError> {
     let Some(dir) = StateDir::open(state)? else { return Ok(Aside::default()) };
     // First: whoever meets a running daemon is to be told how to stop it.
     let _journal = journal::claim(dir.path())?;
@@ -78,23 +88,23 @@ pub fn reset(state: &Path, now: ServerTime) -> Result<Aside, ResetError> {
 ///
 /// # Errors
 /// As [`reset`].
-pub fn finish_reset(state: &Path, now: ServerTime) -> Result<Aside, ResetError> {
+pub fn finish_reset(state: &Path) -> Result<Aside, ResetError> {
     let Some(dir) = StateDir::open(state)? else { return Ok(Aside::default()) };
     let _lock = dir.lock()?;
     let names = dir.names()?;
     if names.iter().any(|name| name == stored::IDENTITY || name == stored::PENDING) {
         return Ok(Aside::default());
     }
-    Ok(Aside { node_id: None, moved: finish_killed(&dir, now)? })
+    Ok(Aside { node_id: None, moved: finish_killed(&dir)? })
 }
 
 /// Finishes a reset that was killed, in a directory that is locked and has no identity and no join under way. Blocks.
-pub(super) fn finish_killed(dir: &StateDir, now: ServerTime) -> Result<Vec<PathBuf>, ResetError> {
+pub(super) fn finish_killed(dir: &StateDir) -> Result<Vec<PathBuf>, ResetError> {
     if !dir.names()?.iter().any(|name| name == JOURNAL) {
         return Ok(Vec::new());
     }
     let _journal = journal::claim(dir.path())?;
-    move_aside(dir, now)
+    move_aside(dir, now())
 }
 
 fn move_aside(dir: &StateDir, now: ServerTime) -> Result<Vec<PathBuf>, ResetError> {
@@ -171,7 +181,7 @@ mod tests {
     #[test]
     fn identity_and_journal_are_moved_aside_and_what_is_the_hosts_stays() {
         let (_temp, dir) = state(&["identity.json", "journal.db", "floors.json", "audit.log"]);
-        let aside = reset(dir.path(), NOW).unwrap();
+        let aside = reset_at(dir.path(), NOW).unwrap();
         assert_eq!(aside.moved.len(), 3);
         let stamp = "reset-20260921T141320Z";
         let expected = ["floors.json", "identity.json", "journal.db"].map(|name| format!("{name}.{stamp}"));
@@ -183,9 +193,9 @@ mod tests {
     #[test]
     fn two_resets_within_a_second_keep_both_identities() {
         let (_temp, dir) = state(&["identity.json"]);
-        reset(dir.path(), NOW).unwrap();
+        reset_at(dir.path(), NOW).unwrap();
         dir.write_new("identity.json", b"another").unwrap();
-        reset(dir.path(), NOW).unwrap();
+        reset_at(dir.path(), NOW).unwrap();
         assert_eq!(
             names(&dir),
             ["identity.json.reset-20260921T141320Z", "identity.json.reset-20260921T141321Z"]
@@ -201,7 +211,7 @@ mod tests {
             for keys in ["keys", &format!("keys.reset-{FIRST}")] {
                 dir.ensure_sub(keys).unwrap().write_new("a.key", keys.as_bytes()).unwrap();
             }
-            let aside = reset(dir.path(), NOW).unwrap();
+            let aside = reset_at(dir.path(), NOW).unwrap();
             assert_eq!(aside.moved.len(), left.len() + 1, "{left:?}");
             let moved = |name: &str| name.ends_with(".reset-20260921T141320Z");
             assert!(aside.moved.iter().all(|path| moved(path.to_str().unwrap())), "{aside:?}");
@@ -218,13 +228,13 @@ mod tests {
     #[test]
     fn a_killed_reset_is_finished_under_its_own_time_and_a_directory_without_a_journal_is_left_alone() {
         let (_temp, dir) = state(&["identity.json.reset-20260101T000000Z", "journal.db", "journal.db-wal"]);
-        finish_killed(&dir, NOW).unwrap();
+        finish_killed(&dir).unwrap();
         let asides = ["identity.json", "journal.db-wal", "journal.db"];
         let mut expected = asides.map(|name| format!("{name}.reset-20260101T000000Z"));
         expected.sort();
         assert_eq!(names(&dir), expected);
         dir.write_new("floors.json", b"{}").unwrap();
-        finish_killed(&dir, NOW).unwrap();
+        finish_killed(&dir).unwrap();
         assert!(names(&dir).contains(&"floors.json".to_owned()));
     }
 
@@ -232,11 +242,11 @@ mod tests {
     fn nothing_is_moved_while_a_daemon_holds_the_journal_and_the_mend_is_told() {
         let (_temp, dir) = state(&["identity.json", "journal.db"]);
         let held = journal::claim(dir.path()).unwrap();
-        let refused = reset(dir.path(), NOW).unwrap_err();
+        let refused = reset_at(dir.path(), NOW).unwrap_err();
         assert_eq!(refused.exit(), Exit::TryLater);
         assert!(refused.to_string().contains("systemctl stop bcd"), "{refused}");
         assert_eq!(names(&dir), ["identity.json", "journal.db"]);
         drop(held);
-        reset(dir.path(), NOW).unwrap();
+        reset_at(dir.path(), NOW).unwrap();
     }
 }

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use super::reset;
+use super::reset::{self, ResetError};
 use super::stored;
 use crate::failpoint;
-use crate::journal::{self, OpenError};
+use crate::journal;
 use crate::model::Exit;
-use crate::state_dir::{StateDir, StateError};
+use crate::state_dir::StateDir;
 
 const JOURNAL: &str = "journal.db";
 const LOCK: &str = "journal.lock";
@@ -58,12 +58,9 @@ pub enum SealError {
         /// What in it could be bcd's.
         names: Vec<String>,
     },
-    /// A file or directory cannot be used.
+    /// As a reset: a file or directory cannot be used, or a daemon holds the journal.
     #[error(transparent)]
-    State(#[from] StateError),
-    /// A daemon holds the journal.
-    #[error(transparent)]
-    Journal(#[from] OpenError),
+    Directory(#[from] ResetError),
 }
 
 impl SealError {
@@ -71,8 +68,7 @@ impl SealError {
     pub fn exit(&self) -> Exit {
         match self {
             Self::Missing(_) | Self::NotOurs { .. } => Exit::Configuration,
-            Self::State(error) => error.exit(),
-            Self::Journal(error) => error.exit(),
+            Self::Directory(error) => error.exit(),
         }
     }
 }
@@ -82,17 +78,21 @@ impl SealError {
 /// # Errors
 /// See [`SealError`]; a daemon that runs hinders it. Repeated, it goes on.
 pub fn seal(state: &Path) -> Result<Sealed, SealError> {
-    let dir = StateDir::open(state)?.ok_or_else(|| SealError::Missing(state.to_owned()))?;
+    let dir = StateDir::open(state).map_err(ResetError::from)?;
+    let dir = dir.ok_or_else(|| SealError::Missing(state.to_owned()))?;
     // Before the lock's file is made there.
-    let before = dir.names()?;
-    let known = |name: &&String| OURS.iter().any(|ours| is(name, ours));
-    let ours: Vec<String> = before.iter().filter(known).cloned().collect();
+    let before = dir.names().map_err(ResetError::from)?;
+    let ours: Vec<String> = before.iter().filter(|name| is_ours(name)).cloned().collect();
     if !before.iter().any(|name| UNMISTAKABLE.iter().any(|sure| is(name, sure))) {
         if ours.is_empty() {
             return Ok(Sealed { removed: 0, left: before.iter().map(|name| state.join(name)).collect() });
         }
         return Err(SealError::NotOurs { path: state.to_owned(), names: ours });
     }
+    Ok(clear(&dir)?)
+}
+
+fn clear(dir: &StateDir) -> Result<Sealed, ResetError> {
     let _journal = journal::claim(dir.path())?;
     let _lock = dir.lock()?;
     let names = dir.names()?;
@@ -106,8 +106,12 @@ pub fn seal(state: &Path) -> Result<Sealed, SealError> {
             failpoint::hit(failpoint::SEAL_IDENTITY);
         }
     }
-    sealed.left = names.iter().filter(|name| !known(name)).map(|name| dir.path().join(name)).collect();
+    sealed.left = names.iter().filter(|name| !is_ours(name)).map(|name| dir.path().join(name)).collect();
     Ok(sealed)
+}
+
+fn is_ours(name: &str) -> bool {
+    OURS.iter().any(|ours| is(name, ours))
 }
 
 /// A name, what was moved aside or put aside under it, and what a killed write left of it.

@@ -78,6 +78,9 @@ pub struct StoredIdentity {
     pub key: KeyName,
     /// How the machine proved itself.
     pub attestor: String,
+    /// SHA-256 of the token of the ticket that it has joined with; absent: an earlier build joined.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_sha256: Option<Digest>,
     /// What ties this file to the machine that has joined; empty: nothing does.
     #[serde(default, skip_serializing_if = "Machine::is_unknown")]
     pub machine: Machine,
@@ -186,6 +189,16 @@ pub fn pending_join(state: &Path) -> Result<Option<Digest>, FileError> {
     Ok((!done).then_some(pending.token_sha256))
 }
 
+/// Whose identity a machine has that has joined with this token. Blocks.
+///
+/// # Errors
+/// See [`FileError`].
+pub fn joined_with(state: &Path, token: &Digest) -> Result<Option<NodeId>, FileError> {
+    let Some(dir) = StateDir::open(state)? else { return Ok(None) };
+    let stored = StoredIdentity::read(&dir)?.filter(|stored| stored.token_sha256.as_ref() == Some(token));
+    Ok(stored.map(|stored| stored.node_id))
+}
+
 impl StoredIdentity {
     /// Whether it is the file of an identity that was loaded.
     pub fn is_of(&self, held: &super::Identity) -> bool {
@@ -206,7 +219,8 @@ impl StoredIdentity {
     /// With a renewed certificate. The machine, and how it proved itself, stay as they were.
     #[must_use]
     pub fn renewed(self, accepted: &super::Accepted) -> Self {
-        Self { attestor: self.attestor, ..Self::new(accepted, self.machine) }
+        let Self { attestor, token_sha256, .. } = self;
+        Self { attestor, token_sha256, ..Self::new(accepted, self.machine) }
     }
 
     /// With another trust bundle.
@@ -235,6 +249,7 @@ impl StoredIdentity {
             chain: accepted.chain.iter().map(|certificate| (&**certificate).into()).collect(),
             key: KeyName(accepted.leaf.spki),
             attestor: "token".into(),
+            token_sha256: None,
             machine,
             join_signing_key: accepted.join_signing_key.clone(),
             trust_bundle: accepted.trust.envelope.clone(),

@@ -52,6 +52,8 @@ pub struct Ticket {
     pub join_encryption_key: SealingKey,
     /// The right to join.
     pub token: Token,
+    /// Machines that may use it; absent: it does not say.
+    pub uses: Option<u32>,
     /// When it runs out, by the control plane's clock.
     pub expires_at: ServerTime,
 }
@@ -112,8 +114,8 @@ struct Body {
     join_encryption_key: SealingKey,
     join_signing_key: PublicKey,
     token: Token,
-    #[serde(rename = "uses", default)]
-    _uses: Option<u32>,
+    #[serde(default)]
+    uses: Option<u32>,
     expires_at: ServerTime,
     #[serde(rename = "site", default)]
     _site: Option<String>,
@@ -155,6 +157,7 @@ impl Ticket {
             join_signing_key: body.join_signing_key,
             join_encryption_key: body.join_encryption_key,
             token: body.token,
+            uses: body.uses,
             expires_at: body.expires_at,
         })
     }

@@ -74,6 +74,8 @@ reasons! {
     TicketExpired, "ticket-expired", Call, "the join ticket has run out; ask for a new one";
     TicketUsed, "ticket-used", Call, "the join ticket has been used up; ask for a new one";
     ProofTime, "proof-time", Call, "the proof of a renewal is over 60 s old or young by the control plane's clock";
+    RejoinTooLate, "rejoin-too-late", Call, "the certificate ran out longer ago than the join service lets its key join again: join with a new ticket";
+    CertificateValid, "certificate-valid", Call, "the certificate holds still by the join service's clock: renew it";
     JoinInvalid, "join-invalid", Call, "the join request is malformed";
     Internal, "internal", Call, "the gateway failed; its log says how";
 
@@ -90,7 +92,8 @@ reasons! {
     FrameTooLarge, "frame-too-large", Session, "a frame was larger than 4 MiB";
     DrainRequested, "drain-requested", Session, "the gateway asked the node to redial elsewhere";
     IdentityExpiring, "identity-expiring", Session, "less than a quarter of the node certificate's life is left, since it could not be renewed";
-    IdentityExpired, "identity-expired", Session, "the node certificate has run out by the working clock; the node does not offer it";
+    IdentityExpired, "identity-expired", Session, "the node certificate has run out by the working clock; the node does not offer it, and joins again with its key";
+    RejoinRefused, "rejoin-refused", Session, "the join service does not let the node join again with the key of the certificate that has run out: join again with a new ticket";
     OldCopy, "old-copy", Session, "the gateway has events that this journal has not sent yet: it is an older copy of itself, takes a new id and redials";
     Stop, "stop", Session, "the daemon was asked to stop";
 

@@ -116,6 +116,11 @@ impl Node {
     }
 }
 
+/// How long a word counts where so much patience is left.
+fn counts(left: Duration) -> Duration {
+    left.saturating_sub(MARGIN.min(left / 2)).min(WORD)
+}
+
 struct Leaving {
     journal: Journal,
     lanes: Lanes,
@@ -173,8 +178,7 @@ impl Leaving {
     async fn say(&self, until: Duration) -> Result<Infallible, LeaveError> {
         loop {
             self.settled().await;
-            let left = until.saturating_sub(self.working.clock().boot());
-            let counts = left.saturating_sub(MARGIN.min(left / 2)).min(WORD);
+            let counts = counts(until.saturating_sub(self.working.clock().boot()));
             let report = self.report(counts).await?;
             let event = NewEvent::new(EventType::NodeLeaving, json!({ "report": report }));
             // Before: a write that is given up may be durable.
@@ -224,7 +228,49 @@ impl Leaving {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::clock::TokioClock;
+    use crate::identity::tests::joined;
+    use crate::journal::{Locked, Mode, Options};
+    use crate::model::{JournalId, ServerTime};
+
+    #[test]
+    fn a_word_counts_for_five_minutes_at_most_and_no_more_before_it_is_given_up() {
+        let seconds = Duration::from_secs;
+        for (left, counted) in [(3600, 300), (305, 300), (304, 299), (60, 55), (10, 5), (4, 2), (0, 0)] {
+            assert_eq!(counts(seconds(left)), seconds(counted), "{left} s of patience");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_word_is_signed_by_the_identity_of_its_moment_and_names_its_own_end() {
+        let (before, renewed) = (joined(), joined());
+        let options = Options::of_a_test(before.state(), Mode::Inline);
+        let locked = Locked::open(options, JournalId::new("j-1").unwrap()).unwrap();
+        let now = ServerTime(1_790_000_000_000);
+        let working = WorkingClock::new(Arc::new(TokioClock::starting_at(0)), Some(now), None);
+        let (use_identity, identity) = watch::channel(before.load().unwrap());
+        let (_session, status) = watch::channel(SessionStatus::new(Duration::ZERO));
+        let leaving = Leaving {
+            journal: locked.recover(None).unwrap().0,
+            lanes: Lanes::default(),
+            status,
+            identity,
+            working,
+            said: AtomicBool::new(false),
+        };
+        for held in [before.load().unwrap(), renewed.load().unwrap()] {
+            use_identity.send_replace(held.clone());
+            let report = leaving.report(WORD).await.unwrap();
+            let signature = &report.signatures[0];
+            assert_eq!(signature.key_id[..], held.fingerprint.0[..]);
+            assert_eq!(signature.chain[0][..], held.chain[0][..]);
+            let word: Leave = serde_json::from_slice(&report.payload).unwrap();
+            assert!(word.issued_at >= now && word.not_after == word.issued_at.plus(WORD), "{word:?}");
+        }
+    }
 
     #[test]
     fn a_leave_that_was_said_may_have_been_heard_and_one_that_was_not_has_not() {

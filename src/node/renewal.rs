@@ -11,7 +11,7 @@ use tokio::sync::{Notify, watch};
 
 use super::grpc_dialer;
 use crate::blocking;
-use crate::identity::{Identity, Mark, join_again};
+use crate::identity::{Identity, Mark, join_again, rejoins};
 use crate::model::Exit;
 use crate::ports::Connect;
 use crate::session::{Credentials, Offered, Renewals, WorkingClock};
@@ -34,6 +34,7 @@ pub(super) fn credentials(
             validity: identity.leaf.validity,
             revoked: identity.revoked,
             mend: join_again(state),
+            rejoins: rejoins(state),
         },
         trust_version: identity.trust.bundle.version,
     }

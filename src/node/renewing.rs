@@ -1,5 +1,6 @@
 //! The task that renews the node's certificate: at 60 % of its life, at once for a journal without a birth, and after two
-//! Welcomes in a row whose time lies before the mark, to learn which of the two is wrong.
+//! Welcomes in a row whose time lies before the mark, to learn which of the two is wrong. One that has run out is renewed no
+//! more: its node joins again with the key of it.
 //!
 //! What an answer brings is in this order: the identity on the disk, the clock and the journal's mark, then the word to
 //! the session, which takes the identity from the disk as it would one of a join.
@@ -12,24 +13,30 @@ use rand::Rng as _;
 use rand::rngs::StdRng;
 use tokio::sync::{Notify, watch};
 
-use super::client_tls;
+use super::{client_tls, tls_of};
 use crate::blocking;
 use crate::failpoint;
-use crate::identity::Identity;
+use crate::identity::join_again;
+use crate::identity::renew::rejoin::{self, Rejoin};
 use crate::identity::renew::{Caller, KeepError, RenewError, Renewal, Request, install};
 use crate::identity::schedule::{Moment, Retries};
+use crate::identity::{Accepted, Identity};
 use crate::journal::Journal;
 use crate::model::{Digest, Incarnation, Reason, ServerTime};
 use crate::ports::Connect;
 use crate::session::{SessionStatus, WorkingClock};
+use crate::upkeep::Conditions;
 use crate::wire::link::Endpoint;
 
 /// Longest sleep before the clocks are looked at anew: a machine that was suspended has slept longer than it knows.
 const LOOK: Duration = Duration::from_secs(60);
 /// So many Welcomes in a row that lie before the mark raise a doubt of the mark.
 const DOUBTFUL: u32 = 2;
-/// Between two renewals for such a doubt: a gateway that lies about time must not make a node ask without end.
+/// Between two renewals for such a doubt, and between two that a gateway's word alone has asked for: one that lies must not
+/// make a node ask without end.
 const DOUBT_EVERY: Duration = Duration::from_secs(600);
+/// A node that is not let in again asks so often: an operator may have lifted a quarantine, and a gateway may have lied.
+const REFUSED_EVERY: Duration = Duration::from_secs(15 * 60);
 
 /// What the task is made of.
 pub(super) struct Renewing {
@@ -43,6 +50,7 @@ pub(super) struct Renewing {
     pub(super) connect: Arc<dyn Connect>,
     pub(super) working: WorkingClock,
     pub(super) journal: Journal,
+    pub(super) conditions: Conditions,
     pub(super) session: watch::Receiver<SessionStatus>,
     pub(super) incarnation: Incarnation,
     /// Tells the session that identity.json was replaced.
@@ -59,8 +67,10 @@ enum Why {
     Birth,
     /// The mark and the gateways' time do not agree.
     Doubt,
-    /// It has run out by a clock that gateways have moved, and by no signed time.
+    /// It has run out by the word of a gateway, or by a clock that gateways have moved, and by no signed time.
     RunOut,
+    /// It has run out by signed time.
+    Expired,
 }
 
 /// The moment of the certificate in use.
@@ -70,10 +80,12 @@ struct Planned {
     got: Option<ServerTime>,
 }
 
-/// Welcomes that lay before the mark.
+/// What the ends of sessions have raised: Welcomes that lay before the mark, and the word that the certificate has run out.
 #[derive(Default)]
 struct Doubt {
     in_a_row: u32,
+    /// The newest end is `certificate-expired`.
+    run_out: bool,
     /// The end that was counted last, boot time, ms.
     counted: Option<u64>,
     asked: Option<Duration>,
@@ -89,20 +101,32 @@ struct Unrecorded {
     retries: Retries,
 }
 
+impl Why {
+    fn has_run_out(self) -> bool {
+        matches!(self, Self::RunOut | Self::Expired)
+    }
+}
+
 impl Doubt {
     fn look(&mut self, session: &SessionStatus) {
         if session.live.is_some() {
-            self.in_a_row = 0;
+            (self.in_a_row, self.run_out) = (0, false);
         }
         let Some(end) = &session.last_end else { return };
         if self.counted.replace(end.at_boot_ms) != Some(end.at_boot_ms) {
             let backwards = end.reason == Some(Reason::TimeBackwards);
             self.in_a_row = if backwards { self.in_a_row.saturating_add(1) } else { 0 };
+            self.run_out = end.reason == Some(Reason::CertificateExpired);
         }
     }
 
-    fn stands(&self, now: Duration) -> bool {
-        self.in_a_row >= DOUBTFUL && self.asked.is_none_or(|asked| now.saturating_sub(asked) >= DOUBT_EVERY)
+    fn stands(&self, now: Duration) -> Option<Why> {
+        let why = match self {
+            Self { run_out: true, .. } => Why::RunOut,
+            Self { in_a_row: DOUBTFUL.., .. } => Why::Doubt,
+            _ => return None,
+        };
+        self.asked.is_none_or(|asked| now.saturating_sub(asked) >= DOUBT_EVERY).then_some(why)
     }
 }
 
@@ -123,17 +147,45 @@ impl Renewing {
                 Ok((got, left)) => {
                     unrecorded = left;
                     retries = Retries::default();
+                    self.conditions.keep(None);
+                    if std::mem::take(&mut doubt.run_out) {
+                        doubt.asked = Some(self.working.clock().boot());
+                    }
                     // The session takes it from the disk; until then nothing is due again.
                     let _ = tokio::time::timeout(LOOK, self.identity.changed()).await;
                     planned = self.plan(Some(got));
                 }
                 Err(error) => {
-                    let wait = retries.failed(error.pushback(), &mut self.rng);
+                    let mut wait = retries.failed(error.pushback(), &mut self.rng);
+                    if let Some(reason) = rejoin::refuses(&error).filter(|_| why.has_run_out()) {
+                        wait = wait.max(REFUSED_EVERY);
+                        self.refused(reason, &error);
+                    }
                     self.log(&error, retries.failures(), wait);
-                    tokio::time::sleep(wait).await;
+                    self.sleep(wait, &planned).await;
                 }
             }
         }
+    }
+
+    /// Unless another join has replaced the identity: that is not to wait for what its predecessor was refused.
+    async fn sleep(&mut self, wait: Duration, planned: &Planned) {
+        let replaced = self.identity.wait_for(|identity| identity.certificate != planned.certificate);
+        if matches!(tokio::time::timeout(wait, replaced).await, Ok(Err(_))) {
+            // The node ends.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    fn refused(&self, reason: Reason, error: &RenewError) {
+        let not_after = self.identity.borrow().leaf.validity.not_after;
+        let words = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+        let detail = format!(
+            "the node certificate ran out at {not_after}, and the join service does not let this node join again with its \
+             key: {words} ({reason}); {}",
+            join_again(&self.state)
+        );
+        self.conditions.keep(Some((Reason::RejoinRefused, detail)));
     }
 
     fn plan(&mut self, got: Option<ServerTime>) -> Planned {
@@ -152,8 +204,14 @@ impl Renewing {
             let record = self.record_again(unrecorded).await;
             if self.identity.borrow_and_update().certificate != planned.certificate {
                 *planned = self.plan(None);
+                doubt.run_out = false;
+                self.conditions.keep(None);
             }
             doubt.look(&self.session.borrow_and_update());
+            if self.session.borrow().live.is_some() {
+                // Whoever said otherwise was wrong, or has been put right.
+                self.conditions.keep(None);
+            }
             let wait = match self.reason(planned, doubt) {
                 // The answer that gives it one is here already.
                 Ok(Why::Birth) if unrecorded.is_some() => record,
@@ -175,24 +233,26 @@ impl Renewing {
 
     /// Why to ask now, or how long to sleep before looking again.
     fn reason(&self, planned: &Planned, doubt: &Doubt) -> Result<Why, Duration> {
-        let Some(now) = self.working.now() else { return Err(LOOK) };
         let (validity, revoked) = {
             let identity = self.identity.borrow();
             (identity.leaf.validity, identity.revoked)
         };
-        // What was revoked, or has run out by signed time, proves nothing; the session says so.
-        let signed = self.working.signed();
-        if revoked || signed.is_some_and(|signed| signed >= validity.not_after) {
+        // What was revoked proves nothing; the session says so.
+        if revoked {
             return Err(LOOK);
         }
+        if self.working.signed().is_some_and(|signed| signed >= validity.not_after) {
+            return Ok(Why::Expired);
+        }
         // One Welcome that lies may have moved the clock so far, and no session would ever move it back. The gateway's
-        // challenge dates the proof; the waits after failures keep one that has truly run out from asking without end.
-        if now >= validity.not_after {
+        // challenge dates the proof.
+        if self.working.now().is_some_and(|now| now >= validity.not_after) {
             return Ok(Why::RunOut);
         }
-        if doubt.stands(self.working.clock().boot()) {
-            return Ok(Why::Doubt);
+        if let Some(why) = doubt.stands(self.working.clock().boot()) {
+            return Ok(why);
         }
+        let Some(now) = self.working.now() else { return Err(LOOK) };
         // A mark alone may be long past: a proof with its time would be refused.
         if !self.working.heard() {
             return Err(LOOK);
@@ -208,22 +268,17 @@ impl Renewing {
     async fn attempt(&mut self, why: Why) -> Result<(ServerTime, Option<Unrecorded>), RenewError> {
         let held = self.identity.borrow().clone();
         tracing::info!(?why, until = %held.leaf.validity.not_after, "renewing the certificate");
-        let request = blocking::run(Request::new).await?.map_err(KeepError::from)?;
-        let own = &self.own_endpoints;
-        let endpoints = if own.is_empty() { held.trust.endpoints.clone() } else { own.clone() };
-        let session = self.session.borrow().live.as_ref().map(|live| live.session_id.clone());
-        let renewal = Renewal {
-            held: &held,
-            trust_floor: self.trust_floor,
-            endpoints: &endpoints,
-            tls: client_tls(&held, &self.working)?,
-            connect: Arc::clone(&self.connect),
-            clock: Arc::clone(self.working.clock()),
-            caller: Caller { incarnation: self.incarnation.clone(), session },
-            heard: self.working.heard(),
+        let (request, accepted) = match why {
+            Why::Expired => self.rejoin(&held).await?,
+            // It is still offered: the word, or the clock, may be wrong.
+            Why::RunOut => match self.renew(&held).await {
+                Err(error) if error.refusal() == Some(Reason::CertificateExpired) => {
+                    self.rejoin(&held).await?
+                }
+                renewed => renewed?,
+            },
+            Why::Life | Why::Birth | Why::Doubt => self.renew(&held).await?,
         };
-        let now = self.working.now().unwrap_or_default();
-        let accepted = renewal.ask(&request, now, || nonce(&mut self.rng)).await?;
         failpoint::hit(failpoint::RENEW_ANSWERED);
         let (time, until) = (accepted.server_time, accepted.leaf.validity.not_after);
         let state = self.state.clone();
@@ -239,6 +294,47 @@ impl Renewing {
         tracing::info!(%until, "the certificate is renewed");
         self.replaced.notify_one();
         Ok((time, unrecorded))
+    }
+
+    fn endpoints(&self, held: &Identity) -> Vec<Endpoint> {
+        let own = &self.own_endpoints;
+        if own.is_empty() { held.trust.endpoints.clone() } else { own.clone() }
+    }
+
+    async fn renew(&mut self, held: &Identity) -> Result<(Request, Accepted), RenewError> {
+        let request = blocking::run(Request::new).await?.map_err(KeepError::from)?;
+        let session = self.session.borrow().live.as_ref().map(|live| live.session_id.clone());
+        let renewal = Renewal {
+            held,
+            trust_floor: self.trust_floor,
+            endpoints: &self.endpoints(held),
+            tls: client_tls(held, &self.working)?,
+            connect: Arc::clone(&self.connect),
+            clock: Arc::clone(self.working.clock()),
+            caller: Caller { incarnation: self.incarnation.clone(), session },
+            heard: self.working.heard(),
+        };
+        let now = self.working.now().unwrap_or_default();
+        let accepted = renewal.ask(&request, now, || nonce(&mut self.rng)).await?;
+        Ok((request, accepted))
+    }
+
+    async fn rejoin(&self, held: &Identity) -> Result<(Request, Accepted), RenewError> {
+        tracing::info!(until = %held.leaf.validity.not_after, "the certificate has run out: joining again with its key");
+        let (state, whose) = (self.state.clone(), held.clone());
+        let request = blocking::run(move || rejoin::offer(&state, &whose)).await??;
+        failpoint::hit(failpoint::REJOIN_KEY);
+        let rejoin = Rejoin {
+            held,
+            trust_floor: self.trust_floor,
+            endpoints: &self.endpoints(held),
+            tls: tls_of(held, None, &self.working)?,
+            connect: Arc::clone(&self.connect),
+            clock: Arc::clone(self.working.clock()),
+            heard: self.working.heard(),
+        };
+        let accepted = rejoin.ask(&request).await?;
+        Ok((request, accepted))
     }
 
     async fn record(&mut self, time: ServerTime) -> Option<Unrecorded> {

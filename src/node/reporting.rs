@@ -47,7 +47,7 @@ fn changed(before: &Result<bool, StateError>) -> serde_json::Result<Vec<u8>> {
 pub(super) struct Reporter {
     pub(super) conditions: Conditions,
     pub(super) identity: watch::Receiver<Identity>,
-    pub(super) join_again: String,
+    pub(super) rejoins: String,
     pub(super) incarnation: Incarnation,
     pub(super) journal: Journal,
     pub(super) working: WorkingClock,
@@ -84,14 +84,7 @@ impl Reporter {
             (report::Node::of(&identity), identity.leaf.validity)
         };
         let certificate = Certificate::at(validity, server_time);
-        upkeep::observe(
-            &self.conditions,
-            &self.journal,
-            &self.working,
-            &self.hold,
-            validity,
-            &self.join_again,
-        );
+        upkeep::observe(&self.conditions, &self.journal, &self.working, &self.hold, validity, &self.rejoins);
         Report {
             schema: report::SCHEMA,
             version: env!("CARGO_PKG_VERSION").into(),

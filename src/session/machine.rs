@@ -90,8 +90,10 @@ pub struct Offered {
     pub validity: Validity,
     /// The join service has revoked it, so that it is not to be offered.
     pub revoked: bool,
-    /// What an operator does once it has run out, or was revoked.
+    /// What an operator does once it was revoked.
     pub mend: String,
+    /// What happens once it has run out.
+    pub rejoins: String,
 }
 
 /// What is to be done, in order.
@@ -398,13 +400,14 @@ impl Machine {
     }
 
     fn dial(&mut self, now: Now, outputs: &mut Vec<Output>) {
-        let Offered { validity: Validity { not_after, .. }, mend, revoked, .. } = &self.offered;
+        let Offered { validity: Validity { not_after, .. }, mend, rejoins, revoked, .. } = &self.offered;
         let unusable = if *revoked {
             let detail = format!("the join service has revoked the node certificate; {mend}");
             Some((Reason::CertificateRevoked, detail))
         } else {
             let expired = now.working.is_some_and(|working| working > *not_after);
-            let detail = format!("the node certificate ran out at {not_after} by the working clock; {mend}");
+            let detail =
+                format!("the node certificate ran out at {not_after} by the working clock; {rejoins}");
             expired.then_some((Reason::IdentityExpired, detail))
         };
         if let Some((reason, detail)) = unusable {

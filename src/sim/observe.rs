@@ -14,6 +14,7 @@ use super::invariants::{every_end_told, is_terminal};
 use crate::blocking;
 use crate::gateway::control::{CommandView, EventView, NodeView, Request, Response, Stats};
 use crate::gateway::lies::Lie;
+use crate::gateway::worker::TicketTerms;
 use crate::model::NodeId;
 
 /// An event is a round trip behind its result; this is many of them, and more than one redial.
@@ -28,7 +29,7 @@ const TICKET_TTL_S: u64 = 24 * 3600;
 /// The gateway gave none.
 pub async fn ticket(gateway: &Gateways, nodes: usize) -> Result<String, SimError> {
     let uses = u32::try_from(nodes).unwrap_or(u32::MAX);
-    let ticket = gateway.desk.ticket(uses, TICKET_TTL_S, "sim", BTreeMap::new()).await;
+    let ticket = gateway.desk.ticket(TicketTerms::new(uses, TICKET_TTL_S, "sim")).await;
     ticket.map_err(|error| SimError::Gateway(error.into()))
 }
 

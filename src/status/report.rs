@@ -144,8 +144,8 @@ impl Journal {
 
 /// The faults that stand, beside those of the disk.
 ///
-/// `join_again` is what an operator does about a certificate that has run out.
-pub fn conditions(journal: Vitals, certificate: Certificate, join_again: &str) -> Vec<(Reason, String)> {
+/// `rejoins` is what becomes of a node whose certificate has run out.
+pub fn conditions(journal: Vitals, certificate: Certificate, rejoins: &str) -> Vec<(Reason, String)> {
     let mut found = Vec::new();
     let mut say = |token: Reason, detail: String| found.push((token, detail));
     if journal.owed >= limits::UNACKED_RESULTS {
@@ -155,7 +155,7 @@ pub fn conditions(journal: Vitals, certificate: Certificate, join_again: &str) -
         say(Reason::NoBirth, Reason::NoBirth.meaning().into());
     }
     if certificate.remaining_s == Some(0) {
-        let detail = format!("the node certificate ran out at {}; {join_again}", certificate.not_after);
+        let detail = format!("the node certificate ran out at {}; {rejoins}", certificate.not_after);
         say(Reason::IdentityExpired, detail);
     } else if certificate.low {
         let detail = format!(

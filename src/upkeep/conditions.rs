@@ -24,12 +24,19 @@ pub struct Condition {
 pub struct Conditions {
     clock: Arc<dyn Clock>,
     standing: Arc<Mutex<BTreeMap<Reason, Condition>>>,
+    /// Found by a task that nobody asks.
+    kept: Arc<Mutex<Option<(Reason, String)>>>,
 }
 
 impl Conditions {
     /// None yet.
     pub fn new(clock: Arc<dyn Clock>) -> Self {
-        Self { clock, standing: Arc::default() }
+        Self { clock, standing: Arc::default(), kept: Arc::default() }
+    }
+
+    /// What stands beside everything that is observed, from the next observation on; nothing any more, where absent.
+    pub fn keep(&self, found: Option<(Reason, String)>) {
+        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = found;
     }
 
     /// What stands now, each token once: a new one stands from now on, one that is no longer named is over, and one
@@ -38,7 +45,8 @@ impl Conditions {
         let now = u64::try_from(self.clock.boot().as_millis()).unwrap_or(u64::MAX);
         let mut standing = self.standing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut old = std::mem::take(&mut *standing);
-        for (token, detail) in found {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for (token, detail) in found.into_iter().chain(kept) {
             if standing.contains_key(&token) {
                 continue;
             }

@@ -30,7 +30,7 @@ pub use floors::{Floors, FloorsError};
 pub use hold::{Held, Hold};
 
 use crate::blocking;
-use crate::identity::{Identity, join_again};
+use crate::identity::{Identity, rejoins};
 use crate::journal::{Journal, Trouble};
 use crate::session::working_clock::REWIND_ALLOWANCE;
 use crate::session::{SessionStatus, WorkingClock};
@@ -118,8 +118,8 @@ impl Upkeep {
                 self.look(count).await;
             }
             let validity = self.identity.borrow().leaf.validity;
-            let mend = join_again(&self.state);
-            observe(&self.conditions, &self.journal, &self.working, &self.hold, validity, &mend);
+            let rejoins = rejoins(&self.state);
+            observe(&self.conditions, &self.journal, &self.working, &self.hold, validity, &rejoins);
             let wait = if self.journal.troubles().is_empty() { EVERY } else { SOON };
             next = if now >= next { now + wait } else { next.min(now + wait) };
         }
@@ -194,10 +194,10 @@ pub fn observe(
     working: &WorkingClock,
     hold: &Hold,
     validity: Validity,
-    join_again: &str,
+    rejoins: &str,
 ) {
     let certificate = report::Certificate::at(validity, working.now());
     let troubles = journal.troubles().into_iter().map(|trouble| (trouble.why, trouble.detail));
-    let own = report::conditions(journal.vitals(), certificate, join_again);
+    let own = report::conditions(journal.vitals(), certificate, rejoins);
     conditions.observe(troubles.chain(own).chain(hold.condition()));
 }

@@ -72,6 +72,24 @@ pub struct RenewProof {
     pub challenge: Option<String>,
 }
 
+/// The attestor of a join in which the key of an older certificate proves the node.
+pub const X509POP: &str = "x509pop";
+
+/// What a node signs with the key of a certificate that has run out, to be let in again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RejoinProof {
+    /// The deployment's name.
+    pub trust_domain: String,
+    /// The node.
+    pub node_id: NodeId,
+    /// What is asked, see [`join_request_digest`]: the new key and the old certificates are in it.
+    pub request_sha256: Digest,
+    /// What the join service gave for this request.
+    pub challenge: String,
+    /// The time that came with it.
+    pub issued_at: ServerTime,
+}
+
 macro_rules! documents {
     ($($name:ty, $suffix:literal, $this:ident => $issued:expr;)+) => {$(
         impl Document for $name {
@@ -94,6 +112,7 @@ documents! {
     JoinAnswer, "join-response", this => this.0;
     RenewAnswer, "renew-response", this => this.0;
     RenewProof, "renew-request", this => this;
+    RejoinProof, "rejoin-proof", this => this;
 }
 
 /// What a join asked, as one digest: every field of the request, each with its length before it, facts in their order.
@@ -120,8 +139,17 @@ pub fn join_request_digest(request: &pb::JoinRequest) -> Digest {
 
 /// What a renewal asked.
 pub fn renew_request_digest(request: &pb::RenewRequest) -> Digest {
-    let proof = request.proof.as_ref().map(|proof| &proof.payload[..]).unwrap_or_default();
-    Digest::of(&[&Digest::of(&request.csr).0[..], &Digest::of(proof).0].concat())
+    both(&Digest::of(&request.csr), request.proof.as_ref())
+}
+
+/// What a join asked whose request has this digest, and whose challenge was answered with `proof`.
+pub fn rejoin_digest(request: &Digest, proof: &pb::Envelope) -> Digest {
+    both(request, Some(proof))
+}
+
+fn both(first: &Digest, proof: Option<&pb::Envelope>) -> Digest {
+    let proof = proof.map(|proof| &proof.payload[..]).unwrap_or_default();
+    Digest::of(&[&first.0[..], &Digest::of(proof).0].concat())
 }
 
 /// The join service's key that tokens are sealed to: X25519. As text `x25519:` and base64url.

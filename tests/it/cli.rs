@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bcd::clock::{Clock as _, SystemClock};
-use bcd::gateway::worker::{self, Desk, Link, Worker};
+use bcd::gateway::worker::{self, Desk, Link, TicketTerms, Worker};
 use bcd::gateway::{self, Options, Ready};
 use bcd::model::ServerTime;
 use tokio::sync::oneshot;
@@ -64,7 +64,7 @@ impl Gateway {
 
     /// A ticket for so many machines, which holds so long.
     fn ticket(&self, uses: u32, ttl_s: u64) -> String {
-        runtime().block_on(self.desk.ticket(uses, ttl_s, "fra1", Default::default())).unwrap()
+        runtime().block_on(self.desk.ticket(TicketTerms::new(uses, ttl_s, "fra1"))).unwrap()
     }
 }
 

@@ -297,3 +297,23 @@ fn a_sealed_image_holds_no_node_and_each_machine_made_from_it_joins_as_its_own()
     }
     assert_eq!(lab.nodes().len(), before + 2);
 }
+
+#[test]
+fn a_join_with_a_reset_that_is_done_is_told_apart_when_it_is_repeated_and_keeps_its_identity() {
+    let lab = Lab::joined();
+    let ticket = lab.ticket(1);
+    let again = |ticket: &Path| {
+        let mut join = lab.join_command(ticket, None);
+        ended(&lab, &join.args(["--reset", "--yes"]).output().expect("bcd starts"), 0)
+    };
+    again(&ticket);
+    let identity = || std::fs::read(lab.path("node/identity.json")).expect("an identity");
+    let (joined, there) = (identity(), names(&lab));
+    let told = again(&ticket);
+    assert!(told.contains("has joined with this ticket already, as n-"), "{told}");
+    assert_eq!((identity(), names(&lab)), (joined.clone(), there));
+    // A ticket for many machines has another use.
+    let many = lab.ticket(9);
+    again(&many);
+    assert_ne!(identity(), joined);
+}

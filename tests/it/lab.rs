@@ -11,7 +11,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use bcd::gateway::control::{CommandView, EventView, NodeEventView, NodeView, Request, Response};
-use bcd::gateway::worker::{Draft, Order, Told};
+use bcd::gateway::worker::{Draft, Order, TicketTerms, Told};
 use bcd::model::{CommandId, NodeId};
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -334,7 +334,7 @@ impl Lab {
 
     /// A ticket's file for so many machines of a site, which holds so long.
     pub fn ticket_for(&self, uses: u32, ttl_s: u64, site: &str) -> PathBuf {
-        let order = Order::Ticket { uses, ttl_s, site: site.into(), labels: Default::default() };
+        let order = Order::Ticket(TicketTerms::new(uses, ttl_s, site));
         let Told::Ticket(ticket) = self.order(&order) else { panic!("no ticket") };
         let path = self.path("ticket");
         std::fs::write(&path, ticket).expect("the ticket's file");

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "clippy exempts test functions, and not their helpers")]
 
+mod away;
 mod backlog;
 mod bench;
 mod borders;
@@ -17,6 +18,7 @@ mod lab;
 mod lies;
 mod mutants;
 mod reboot;
+mod rejoin;
 mod renewal;
 mod session;
 mod sim;

@@ -111,6 +111,7 @@ fn node_over(hosts: &[&str], state: tempfile::TempDir, journal: Journal) -> Node
                 validity: Validity { not_before: NOW, not_after: NOW.plus(Duration::from_secs(86_400)) },
                 revoked: false,
                 mend: "join again".into(),
+                rejoins: String::new(),
             },
             trust_version: 1,
         },

@@ -1,11 +1,10 @@
 //! An operator: has the worker sign what commands a node, and gives it to a gateway.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::{Client, Request, Response};
 use crate::gateway::lines::{ClientError, Listener};
-use crate::gateway::worker::{Desk, Draft, Order};
+use crate::gateway::worker::{Desk, Draft, Order, TicketTerms};
 use crate::model::{CommandId, NodeId};
 
 /// A gateway and the worker of its deployment.
@@ -29,14 +28,8 @@ impl Operator {
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub async fn ticket(
-        &self,
-        uses: u32,
-        ttl_s: u64,
-        site: &str,
-        labels: BTreeMap<String, String>,
-    ) -> Result<String, ClientError> {
-        self.desk.ticket(uses, ttl_s, site, labels).await
+    pub async fn ticket(&self, terms: TicketTerms) -> Result<String, ClientError> {
+        self.desk.ticket(terms).await
     }
 
     /// Puts a command into its node's queue.

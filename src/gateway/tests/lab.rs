@@ -1,6 +1,6 @@
 //! A gateway on a loopback socket, and nodes whose every frame the test decides.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use tonic::{Status, Streaming};
 
 use crate::clock::{Clock as _, SystemClock};
 use crate::gateway::control::{Client, ClientError, CommandView, EventView, Operator, Request, Response};
-use crate::gateway::worker::{self, Desk, Draft, Link, Worker};
+use crate::gateway::worker::{self, Desk, Draft, Link, TicketTerms, Worker};
 use crate::gateway::{GatewayError, Options, Ready, make_closed, run};
 use crate::model::{CommandId, Digest, NodeId, ServerTime};
 use crate::wire::bundle::TrustBundle;
@@ -174,7 +174,7 @@ impl Gateway {
     }
 
     pub async fn ticket(&self, uses: u32, ttl_s: u64) -> serde_json::Value {
-        let line = self.desk.ticket(uses, ttl_s, "lab", BTreeMap::new()).await.expect("a ticket");
+        let line = self.desk.ticket(TicketTerms::new(uses, ttl_s, "lab")).await.expect("a ticket");
         let json = BASE64URL_NOPAD.decode(line.strip_prefix("bcd1.").expect("a ticket").as_bytes());
         serde_json::from_slice(&json.expect("base64")).expect("json")
     }

@@ -24,6 +24,7 @@ impl Child {
             .arg(&options.state)
             .args(["--trust-domain", &options.trust_domain])
             .args(["--certificate-life", &format!("{}ms", options.certificate_life.as_millis())])
+            .args(["--rejoin-within", &format!("{}s", options.rejoin_within.as_secs())])
             // Nothing is ever written: the pipe ends with this process, and the worker with it.
             .arg("--until-stdin-ends")
             .stdin(Stdio::piped())

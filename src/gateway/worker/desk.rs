@@ -1,12 +1,11 @@
 //! Where the operator gives orders.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::link::Where;
 use super::serve::OPERATOR_SOCKET;
-use super::{Draft, Order, Told, Worker};
+use super::{Draft, Order, TicketTerms, Told, Worker};
 use crate::clock::Clock;
 use crate::gateway::lines::{ClientError, Listener};
 use crate::model::{CommandId, NodeId};
@@ -31,14 +30,8 @@ impl Desk {
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub async fn ticket(
-        &self,
-        uses: u32,
-        ttl_s: u64,
-        site: &str,
-        labels: BTreeMap<String, String>,
-    ) -> Result<String, ClientError> {
-        match self.order(Order::Ticket { uses, ttl_s, site: site.to_owned(), labels }).await? {
+    pub async fn ticket(&self, terms: TicketTerms) -> Result<String, ClientError> {
+        match self.order(Order::Ticket(terms)).await? {
             Told::Ticket(line) => Ok(line),
             _ => Err(ClientError::Otherwise(Listener::Worker)),
         }

@@ -1,5 +1,7 @@
 //! Tokens, nodes and certificates: whom the join service has let in.
 
+mod rejoin;
+
 use std::collections::BTreeMap;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
@@ -7,6 +9,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior, params};
 
+pub use self::rejoin::RejoinTry;
 use super::ticket::Grant;
 use crate::gateway::store::{corrupt, int, uint};
 use crate::model::{Digest, NodeId, Reason, Role, ServerTime};
@@ -35,6 +38,9 @@ CREATE TABLE IF NOT EXISTS certificates (
   serial TEXT PRIMARY KEY, node_id TEXT NOT NULL, generation INTEGER NOT NULL, spki_sha256 TEXT NOT NULL,
   not_after_ms INTEGER NOT NULL, revoked INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS certificates_by_key ON certificates (spki_sha256);
+CREATE TABLE IF NOT EXISTS rejoins (
+  serial TEXT NOT NULL, spki_sha256 TEXT NOT NULL, generation INTEGER NOT NULL,
+  PRIMARY KEY (serial, spki_sha256)) WITHOUT ROWID;
 ";
 
 /// A certificate that ran out before this needs no revocation: no clock that a gateway judges by is so wrong.
@@ -106,6 +112,14 @@ pub enum Refusal {
     /// The node has joined again since.
     #[error("the node has joined again since this certificate was signed")]
     Superseded,
+    /// The certificate holds still.
+    #[error("the certificate holds until {0}: it can be renewed")]
+    StillValid(ServerTime),
+    /// The certificate ran out too long ago.
+    #[error(
+        "the certificate ran out at {0}, longer ago than its key may join again; join again with a new ticket"
+    )]
+    TooLate(ServerTime),
 }
 
 impl Refusal {
@@ -118,6 +132,8 @@ impl Refusal {
             Self::UnknownCertificate => Reason::UnknownNode,
             Self::Revoked => Reason::CertificateRevoked,
             Self::Superseded => Reason::IdentitySuperseded,
+            Self::StillValid(_) => Reason::CertificateValid,
+            Self::TooLate(_) => Reason::RejoinTooLate,
         }
     }
 }
@@ -236,20 +252,13 @@ impl Enrolment {
 
     /// The node of a certificate that may be renewed.
     pub fn renew(&self, holder: &Holder) -> rusqlite::Result<Result<Enrolled, Refusal>> {
-        let row = self
-            .0
-            .query_row(
-                "SELECT n.node_id, n.site, n.role, n.generation, n.labels, c.revoked, c.generation
-                 FROM certificates c JOIN nodes n USING (node_id) WHERE c.serial = ? AND c.node_id = ?",
-                [&holder.serial, holder.node.as_str()],
-                |row| Ok((read(row)?, row.get::<_, i64>(5)?, row.get::<_, i64>(6)?)),
-            )
-            .optional()?;
-        Ok(match row {
+        Ok(match standing(&self.0, holder)? {
             None => Err(Refusal::UnknownCertificate),
-            Some((_, revoked, _)) if revoked != 0 => Err(Refusal::Revoked),
-            Some((node, _, generation)) if uint(generation) < node.generation => Err(Refusal::Superseded),
-            Some((node, ..)) => Ok(node),
+            Some(Standing { revoked: true, .. }) => Err(Refusal::Revoked),
+            Some(Standing { node, generation, .. }) if generation < node.generation => {
+                Err(Refusal::Superseded)
+            }
+            Some(Standing { node, .. }) => Ok(node),
         })
     }
 
@@ -277,6 +286,7 @@ impl Enrolment {
         let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
         for statement in [
             "DELETE FROM joins WHERE node_id = ?",
+            "DELETE FROM rejoins WHERE serial IN (SELECT serial FROM certificates WHERE node_id = ?)",
             "DELETE FROM certificates WHERE node_id = ?",
             "DELETE FROM nodes WHERE node_id = ?",
         ] {
@@ -300,6 +310,24 @@ impl Enrolment {
         )?;
         Ok(())
     }
+}
+
+/// A certificate, and the node that it is of.
+struct Standing {
+    node: Enrolled,
+    revoked: bool,
+    /// The certificate's.
+    generation: u64,
+}
+
+fn standing(db: &Connection, holder: &Holder) -> rusqlite::Result<Option<Standing>> {
+    db.query_row(
+        "SELECT n.node_id, n.site, n.role, n.generation, n.labels, c.revoked, c.generation
+         FROM certificates c JOIN nodes n USING (node_id) WHERE c.serial = ? AND c.node_id = ?",
+        [&holder.serial, holder.node.as_str()],
+        |row| Ok(Standing { node: read(row)?, revoked: row.get(5)?, generation: uint(row.get(6)?) }),
+    )
+    .optional()
 }
 
 fn join(db: &Connection, attempt: &JoinTry) -> rusqlite::Result<Result<Enrolled, Refusal>> {

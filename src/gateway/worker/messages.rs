@@ -24,6 +24,13 @@ pub enum Ask {
     },
     /// A JoinRequest to answer.
     Join(Der),
+    /// A JoinRequest that was challenged, and the proof that came back.
+    Rejoin {
+        /// The request.
+        request: Der,
+        /// The proof.
+        proof: Envelope,
+    },
     /// A RenewRequest to answer, and the certificate that the call came with.
     Renew {
         /// The request.
@@ -47,17 +54,7 @@ pub enum Ask {
 #[serde(rename_all = "kebab-case")]
 pub enum Order {
     /// A join ticket.
-    Ticket {
-        /// Machines that may use it.
-        uses: u32,
-        /// Holds this long, seconds.
-        ttl_s: u64,
-        /// Where those machines stand.
-        site: String,
-        /// What they are called.
-        #[serde(default)]
-        labels: BTreeMap<String, String>,
-    },
+    Ticket(TicketTerms),
     /// A command to sign.
     Command(Draft),
     /// The cancellation of a command to sign.
@@ -75,6 +72,27 @@ pub enum Order {
     Unrevoke(NodeId),
     /// Forgets a node: its machine needs a new ticket.
     Forget(NodeId),
+}
+
+/// What the operator wants of a ticket.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct TicketTerms {
+    /// Machines that may use it.
+    pub uses: u32,
+    /// Holds this long, seconds.
+    pub ttl_s: u64,
+    /// Where those machines stand.
+    pub site: String,
+    /// What they are called.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+}
+
+impl TicketTerms {
+    /// Without labels.
+    pub fn new(uses: u32, ttl_s: u64, site: &str) -> Self {
+        Self { uses, ttl_s, site: site.to_owned(), labels: BTreeMap::new() }
+    }
 }
 
 /// A command, as the operator words it.
@@ -106,7 +124,18 @@ pub enum Told {
         /// The deployment's name.
         trust_domain: String,
     },
-    /// To Join: the JoinResponse to relay, and what the gateway may note.
+    /// To Join: who must prove first that it is who it says.
+    Challenged {
+        /// Whose certificate it comes with.
+        node: NodeId,
+        /// Of that certificate, hex.
+        serial: String,
+        /// The worker's clock.
+        time: ServerTime,
+        /// Taken once.
+        challenge: String,
+    },
+    /// To Join and Rejoin: the JoinResponse to relay, and what the gateway may note.
     Joined(Der, Box<Noted>),
     /// To Renew: the RenewResponse to relay, and what the gateway may note.
     Renewed(Der, Box<Noted>),

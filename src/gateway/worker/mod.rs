@@ -14,6 +14,7 @@ mod enrol;
 mod keys;
 mod link;
 mod messages;
+mod rejoin;
 mod serve;
 mod ticket;
 
@@ -36,12 +37,13 @@ pub(super) use enrol::Enrolled;
 use enrol::{Enrolment, JoinTry};
 use keys::{Keys, KeysError};
 pub use link::Link;
-pub use messages::{Ask, Draft, Noted, Order, Told};
+pub use messages::{Ask, Draft, Noted, Order, TicketTerms, Told};
 pub use serve::{ServeError, run};
 use ticket::{Grant, Ticket};
 
 use super::body::{self, CancelBody, CommandBody};
 use super::state_dir::{Held, StateError};
+use crate::failpoint;
 use crate::model::limits::{COMMAND_BODY_BYTES, ID_BYTES, JOIN_FACTS, TICKET_BYTES};
 use crate::model::strict::StrictMap;
 use crate::model::{CommandId, Digest, NodeId, Reason, Role, ServerTime};
@@ -49,7 +51,7 @@ use crate::wire::bundle::{LIST, TrustBundle};
 use crate::wire::der::Der;
 use crate::wire::dsse::{self, Audience, CANCEL_TYPE, COMMAND_TYPE, Document, Envelope, SignError, sign};
 use crate::wire::enroll::{
-    Issued, JoinAnswer, RenewAnswer, RenewProof, join_request_digest, renew_request_digest,
+    Issued, JoinAnswer, RenewAnswer, RenewProof, X509POP, join_request_digest, renew_request_digest,
 };
 use crate::wire::frames::read_envelope;
 use crate::wire::link::Endpoint;
@@ -66,6 +68,8 @@ const PROOF_AGE: Duration = Duration::from_secs(60);
 pub const TRUST_DOMAIN: &str = "lab.example";
 /// Node certificates hold this long, where nothing is said.
 const CERTIFICATE_LIFE: Duration = Duration::from_secs(24 * 3600);
+/// A node whose certificate has run out may join again with its key so long, where nothing is said.
+const REJOIN_WITHIN: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// How a worker is to run.
 #[derive(Debug, Clone)]
@@ -76,12 +80,19 @@ pub struct Options {
     pub trust_domain: String,
     /// Node certificates hold this long.
     pub certificate_life: Duration,
+    /// For so long after its certificate has run out a node may join again with its key; zero: never.
+    pub rejoin_within: Duration,
 }
 
 impl Options {
     /// The defaults for a directory.
     pub fn new(state: PathBuf) -> Self {
-        Self { state, trust_domain: TRUST_DOMAIN.into(), certificate_life: CERTIFICATE_LIFE }
+        Self {
+            state,
+            trust_domain: TRUST_DOMAIN.into(),
+            certificate_life: CERTIFICATE_LIFE,
+            rejoin_within: REJOIN_WITHIN,
+        }
     }
 }
 
@@ -122,11 +133,14 @@ enum AskError {
 pub struct Worker {
     trust_domain: String,
     certificate_life: Duration,
+    rejoin_within: Duration,
     ca: Ca,
     keys: Keys,
     rng: Mutex<StdRng>,
     enrolment: Mutex<Enrolment>,
     challenges: Mutex<Challenges>,
+    /// Of joins, for which anybody may ask: they crowd out no renewal's.
+    join_challenges: Mutex<Challenges>,
     /// Dropped last: another worker finds the files closed.
     held: Held,
 }
@@ -152,11 +166,13 @@ impl Worker {
         Ok(Self {
             trust_domain: options.trust_domain.clone(),
             certificate_life: options.certificate_life,
+            rejoin_within: options.rejoin_within,
             ca,
             keys,
             rng: Mutex::new(StdRng::from_os_rng()),
             enrolment: Mutex::new(enrolment),
             challenges: Mutex::default(),
+            join_challenges: Mutex::default(),
             held,
         })
     }
@@ -166,6 +182,7 @@ impl Worker {
         told(match ask {
             Ask::Serve { csr, gateway, endpoints } => self.serve(&csr.0, &gateway, &endpoints, now),
             Ask::Join(request) => self.join(&request.0, now),
+            Ask::Rejoin { request, proof } => self.rejoin(&request.0, &proof, now),
             Ask::Renew { request, leaf } => self.renew(&request.0, &leaf.0, now),
             Ask::Bundle => self.newest_bundle(now),
             Ask::Leave { node, report } => self.leave(&node, &report, now),
@@ -175,10 +192,7 @@ impl Worker {
     /// Obeys the operator. Blocks as long as a disk does.
     pub fn obey(&self, order: Order, now: ServerTime) -> Told {
         told(match order {
-            Order::Ticket { uses, ttl_s, site, labels } => {
-                let expires_at = now.plus(Duration::from_secs(ttl_s.min(LONGEST_LIFE_S)));
-                self.ticket(ttl_s, Grant { uses, expires_at, site, labels })
-            }
+            Order::Ticket(terms) => self.ticket(terms, now),
             Order::Command(draft) => self.command(&draft, now),
             Order::Cancel { node, id } => self.cancel(&node, &id, now),
             Order::Revoke(node) => self.set_revoked(&node, true),
@@ -300,7 +314,10 @@ impl Worker {
         Ok(sign(T::TYPE, json(body), &*self.keys.join_signing, Vec::new())?)
     }
 
-    fn ticket(&self, ttl_s: u64, grant: Grant) -> Result<Told, AskError> {
+    fn ticket(&self, terms: TicketTerms, now: ServerTime) -> Result<Told, AskError> {
+        let TicketTerms { uses, ttl_s, site, labels } = terms;
+        let expires_at = now.plus(Duration::from_secs(ttl_s.min(LONGEST_LIFE_S)));
+        let grant = Grant { uses, expires_at, site, labels };
         if let Err(why) = ticket::check(&grant) {
             return Ok(Told::Failed(why));
         }
@@ -377,6 +394,9 @@ impl Worker {
             Ok(request) => request,
             Err(error) => return Ok(invalid(&error.to_string())),
         };
+        if request.attestor == X509POP {
+            return Ok(self.challenge(&request, now));
+        }
         let (csr, role, token) = match self.check_join(&request) {
             Ok(checked) => checked,
             Err(refused) => return Ok(refused),
@@ -384,20 +404,23 @@ impl Worker {
         let fresh = self.with_rng(NodeId::random);
         let attempt = JoinTry { token, spki: csr.spki, role, fresh, now };
         let joins = |enrolment: &mut Enrolment| enrolment.join(&attempt);
-        let (issued, bundle, noted) = match self.issue(&csr, joins, join_request_digest(&request), now)? {
-            Ok(issued) => issued,
-            Err(refused) => return Ok(refused),
-        };
+        Ok(match self.issue(&csr, joins, join_request_digest(&request), now)? {
+            Ok(issued) => self.joined(issued)?,
+            Err(refused) => refused,
+        })
+    }
+
+    fn joined(&self, (issued, bundle, noted): (Issued, Envelope, Noted)) -> Result<Told, AskError> {
         let signed = self.sign_pinned::<JoinAnswer>(&JoinAnswer(issued))?;
         let response =
             pb::JoinResponse { signed_response: Some(signed.into()), trust_bundle: Some(bundle.into()) };
-        tracing::info!(node = %noted.node, site = %noted.site, "node joined");
+        tracing::info!(node = %noted.node, site = %noted.site, generation = noted.generation, "node joined");
         Ok(Told::Joined(Der(response.encode_to_vec().into()), Box::new(noted)))
     }
 
     fn check_join(&self, request: &pb::JoinRequest) -> Result<(Csr, Role, Digest), Told> {
         if !matches!(request.attestor.as_str(), "" | "token") {
-            return Err(invalid("this join service knows the attestor token alone"));
+            return Err(invalid("this join service knows the attestors token and x509pop alone"));
         }
         if request.facts.len() > JOIN_FACTS {
             return Err(invalid("too many facts"));
@@ -494,9 +517,11 @@ impl Worker {
                 return Ok(Err(Told::Refused { reason, message }));
             }
         };
+        failpoint::hit(failpoint::WORKER_LETS_IN);
         let certificate =
             self.with_rng(|rng| self.ca.sign(csr, &node, &self.trust_domain, life, now, rng))?;
         enrolment.add_certificate(&certificate.serial, &node, csr.spki, certificate.not_after)?;
+        failpoint::hit(failpoint::WORKER_ISSUED);
         drop(enrolment);
         let issued = Issued {
             trust_domain: self.trust_domain.clone(),

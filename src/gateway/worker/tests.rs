@@ -8,6 +8,8 @@ use crate::wire::dsse::{CommandRoots, PublicKey, signing_key, verify_document};
 use crate::wire::enroll::SealingKey;
 use crate::wire::report::LeaveKind;
 
+mod rejoin;
+
 const NOW: ServerTime = ServerTime(1_800_000_000_000);
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -49,6 +51,7 @@ fn lab() -> Lab {
         state: dir.path().join("worker"),
         trust_domain: "lab.example".into(),
         certificate_life: 24 * HOUR,
+        rejoin_within: 7 * 24 * HOUR,
     };
     let worker = Worker::open(&options, NOW).unwrap();
     let lab = Lab { worker, options, _dir: dir };
@@ -73,8 +76,7 @@ impl Lab {
     }
 
     fn pins(&self) -> Pins {
-        let order =
-            Order::Ticket { uses: 9, ttl_s: HOUR.as_secs(), site: "fra1".into(), labels: BTreeMap::new() };
+        let order = Order::Ticket(TicketTerms::new(9, HOUR.as_secs(), "fra1"));
         let Told::Ticket(line) = self.worker.obey(order, NOW) else { panic!("no ticket") };
         Pins::of(&line)
     }
@@ -223,17 +225,9 @@ fn what_lives_too_long_or_has_no_site_is_signed_for_nobody() {
     let long = Draft { ttl_s: LONGEST_LIFE_S + 1, ..draft("{}") };
     let orders = [
         (Order::Command(long), "seconds"),
-        (
-            Order::Ticket {
-                uses: 1,
-                ttl_s: LONGEST_LIFE_S + 1,
-                site: "fra1".into(),
-                labels: BTreeMap::new(),
-            },
-            "seconds",
-        ),
-        (Order::Ticket { uses: 0, ttl_s: 1, site: "fra1".into(), labels: BTreeMap::new() }, "one use"),
-        (Order::Ticket { uses: 1, ttl_s: 1, site: "a b".into(), labels: BTreeMap::new() }, "not a site"),
+        (Order::Ticket(TicketTerms::new(1, LONGEST_LIFE_S + 1, "fra1")), "seconds"),
+        (Order::Ticket(TicketTerms::new(0, 1, "fra1")), "one use"),
+        (Order::Ticket(TicketTerms::new(1, 1, "a b")), "not a site"),
     ];
     for (order, why) in orders {
         let told = lab.worker.obey(order, NOW);
@@ -455,7 +449,7 @@ fn labels_of_a_ticket_stand_in_every_answer_of_its_nodes_and_what_is_none_is_ref
     let lab = lab();
     let ticket = |labels: &[(&str, &str)]| {
         let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        lab.worker.obey(Order::Ticket { uses: 1, ttl_s: 60, site: "fra1".into(), labels }, NOW)
+        lab.worker.obey(Order::Ticket(TicketTerms { labels, ..TicketTerms::new(1, 60, "fra1") }), NOW)
     };
     for bad in [("", "x"), ("a b", "x"), ("rack", "a,b"), ("rack", &"x".repeat(64))] {
         assert!(matches!(ticket(&[bad]), Told::Failed(why) if why.contains("not a label")), "{bad:?}");

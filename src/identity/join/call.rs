@@ -7,13 +7,13 @@ use std::time::Duration;
 use rustls::ClientConfig;
 use rustls::pki_types::CertificateDer;
 
+use super::super::renew::call::{read_answer, unusable};
 use super::super::{accept, ticket::Ticket};
 use super::JoinError;
 use crate::model::limits::FRAME_BYTES;
 use crate::model::{Digest, Reason, Role};
 use crate::ports::Connect;
 use crate::wire::enroll::join_request_digest;
-use crate::wire::frames::read_envelope;
 use crate::wire::link::{EndKind, Endpoint, LinkEnd};
 use crate::wire::pb::enrollment_client::EnrollmentClient;
 use crate::wire::pb::{join_answer, join_frame};
@@ -74,10 +74,7 @@ impl Call {
             async { client.join(tokio_stream::once(frame)).await?.into_inner().message().await }.await;
         match answer {
             Ok(Some(pb::JoinAnswer { frame: Some(join_answer::Frame::Response(response)) })) => {
-                let both = response.signed_response.zip(response.trust_bundle);
-                let (signed, bundle) = both.ok_or_else(|| unusable("its answer is not signed"))?;
-                let read = |envelope| read_envelope(envelope).map_err(|error| unusable(&error.to_string()));
-                let answer = accept::Answer { response: read(signed)?, trust_bundle: read(bundle)? };
+                let answer = read_answer(response.signed_response, response.trust_bundle)?;
                 Ok(Answer { answer, gateway })
             }
             Ok(Some(pb::JoinAnswer { frame: Some(join_answer::Frame::Challenge(_)) })) => Err(unusable(
@@ -92,8 +89,4 @@ impl Call {
             Err(status) => Err(connection.end_of(&status).await),
         }
     }
-}
-
-fn unusable(detail: &str) -> LinkEnd {
-    LinkEnd { kind: EndKind::Refused, reason: None, pushback: None, detail: detail.into() }
 }

@@ -74,16 +74,20 @@ pub(super) async fn call(
                 return Err(Refused { end: connection.end_of(&status).await, challenge });
             }
         };
-        let both = response.signed_response.zip(response.trust_bundle);
-        let (signed, bundle) = both.ok_or_else(|| unusable("its answer is not signed"))?;
-        let read = |envelope| read_envelope(envelope).map_err(|error| unusable(&error.to_string()));
-        let answer = Answer { response: read(signed)?, trust_bundle: read(bundle)? };
+        let answer = read_answer(response.signed_response, response.trust_bundle)?;
         Ok((answer, connection.server_validity()))
     };
     tokio::time::timeout(ATTEMPT, call).await.unwrap_or_else(|_| {
         let detail = format!("{endpoint} gave no answer within {} s", ATTEMPT.as_secs());
         Err(LinkEnd::local(EndKind::Lost, Reason::DialTimeout, detail).into())
     })
+}
+
+/// Both documents of an answer.
+pub fn read_answer(signed: Option<pb::Envelope>, bundle: Option<pb::Envelope>) -> Result<Answer, LinkEnd> {
+    let (signed, bundle) = signed.zip(bundle).ok_or_else(|| unusable("its answer is not signed"))?;
+    let read = |envelope| read_envelope(envelope).map_err(|error| unusable(&error.to_string()));
+    Ok(Answer { response: read(signed)?, trust_bundle: read(bundle)? })
 }
 
 fn marked(request: pb::RenewRequest, caller: &Caller) -> Request<pb::RenewRequest> {
@@ -107,6 +111,7 @@ fn challenge(refused: &Status) -> Option<Challenge> {
     Some(Challenge { time, text: text.to_owned() })
 }
 
-fn unusable(detail: &str) -> LinkEnd {
+/// The end of a call whose answer cannot be used.
+pub fn unusable(detail: &str) -> LinkEnd {
     LinkEnd { kind: EndKind::Refused, reason: None, pushback: None, detail: detail.into() }
 }

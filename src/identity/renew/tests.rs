@@ -248,3 +248,43 @@ fn a_revocation_that_is_kept_while_the_gateway_is_asked_is_not_erased_by_the_ans
     assert!(matches!(refused, KeepError::Replaced), "{refused:?}");
     assert!(case.fixture.load().unwrap().revoked);
 }
+
+#[test]
+fn the_answer_to_a_rejoin_has_a_higher_generation_is_no_renewals_and_changes_nothing_else() {
+    let judge = |case: &Case, kind: &str| {
+        let mut answer = case.answer();
+        let trust_bundle_sha256 = Digest::of(&answer.trust_bundle.payload);
+        answer.response =
+            case.fixture.service.sign(kind, &Issued { trust_bundle_sha256, ..case.issued.clone() });
+        let asked = Asked { spki: &case.request.key.spki(), request: &case.digest };
+        rejoin::accept_rejoin(&case.held, case.floor, asked, &answer)
+    };
+    let join = "application/vnd.bcd.v1.join-response";
+    let mut case = Case::good();
+    assert_eq!(judge(&case, join).unwrap_err(), AnswerError::Changed("identity generation"));
+    case.issued.identity_generation = 2;
+    assert!(matches!(judge(&case, RenewAnswer::TYPE), Err(AnswerError::Response(_))));
+    let accepted = judge(&case, join).unwrap();
+    install(&case.fixture.state(), &case.held, &case.request, &accepted).unwrap();
+    let again = case.fixture.load().unwrap();
+    assert_eq!((again.generation, again.node_id), (2, case.held.node_id.clone()));
+    case.issued.site = "ams1".into();
+    case.issue(&["spiffe://lab.example/node/ams1/n-1", URIS[1]]);
+    assert_eq!(judge(&case, join).unwrap_err(), AnswerError::Changed("site"));
+}
+
+#[test]
+fn a_rejoin_that_was_killed_offers_the_same_key_again_and_never_the_old_one() {
+    let fixture = joined();
+    let held = fixture.load().unwrap();
+    let offer = || rejoin::offer(&fixture.state(), &held).unwrap().key.spki();
+    let first = offer();
+    assert_ne!(first, held.fingerprint);
+    assert_eq!(offer(), first);
+    std::fs::write(fixture.state().join("keys").join(keys::file_name(&first)), "cut").unwrap();
+    let second = offer();
+    assert!(second != first && second != held.fingerprint, "what cannot be read is offered by nobody");
+    fixture.replace(URIS, 2);
+    let other = rejoin::offer(&fixture.state(), &fixture.load().unwrap()).unwrap().key.spki();
+    assert_eq!(other, second, "nor does a newer bundle change that");
+}

@@ -9,7 +9,8 @@ use crate::identity::tests::{Fixture, joined};
 use crate::journal::{At, Faults, Locked, Mode, Options};
 use crate::model::JournalId;
 use crate::ports::{ByteStream, ConnectError};
-use crate::wire::link::Validity;
+use crate::session::EndStatus;
+use crate::wire::link::{EndKind, Validity};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -57,6 +58,7 @@ fn node(mark: Option<ServerTime>, signed: Option<ServerTime>) -> Node {
         connect: dials.clone(),
         working: WorkingClock::new(Arc::new(TokioClock::starting_at(0)), mark, signed),
         journal,
+        conditions: Conditions::new(Arc::new(TokioClock::starting_at(0))),
         session,
         incarnation: Incarnation::new("i-1").unwrap(),
         replaced: Arc::default(),
@@ -84,15 +86,41 @@ async fn a_certificate_that_only_a_welcome_says_has_run_out_is_still_offered_for
     assert_eq!(restarted.reason(), Ok(Why::RunOut), "the mark outlives the process that was lied to");
     let mut over = node(None, Some(NOT_AFTER.minus(SECOND)));
     tokio::time::advance(SECOND).await;
-    assert_eq!(over.reason(), Err(LOOK), "signed time says so too");
+    assert_eq!(over.reason(), Ok(Why::Expired), "signed time says so too: it is not offered");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_certificate_that_seems_to_have_run_out_is_offered_with_growing_waits() {
-    let Node { renewing, dials, _session, _identity, _fixture, .. } = node(Some(NOT_AFTER), Some(NOT_BEFORE));
-    assert!(tokio::time::timeout(HOUR, renewing.run()).await.is_err());
-    let dialed = dials.0.load(Ordering::Relaxed);
-    assert!((5..=14).contains(&dialed), "{dialed} in an hour");
+    for signed in [NOT_BEFORE, NOT_AFTER] {
+        let Node { renewing, dials, _session, _identity, _fixture, .. } = node(Some(NOT_AFTER), Some(signed));
+        assert!(tokio::time::timeout(HOUR, renewing.run()).await.is_err());
+        let dialed = dials.0.load(Ordering::Relaxed);
+        assert!((5..=14).contains(&dialed), "{dialed} in an hour");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_word_of_a_gateway_that_the_certificate_has_run_out_is_looked_into_once_in_ten_minutes() {
+    let mut doubt = Doubt::default();
+    let mut word = |at_boot_ms, reason| {
+        let end = EndStatus {
+            kind: EndKind::Unauthenticated,
+            reason: Some(reason),
+            detail: String::new(),
+            at_boot_ms,
+        };
+        doubt.look(&SessionStatus { last_end: Some(end), ..SessionStatus::new(Duration::ZERO) });
+        let why = doubt.stands(Duration::from_millis(at_boot_ms));
+        if why.is_some() {
+            // It was asked, and the certificate was renewed.
+            doubt.asked = Some(Duration::from_millis(at_boot_ms));
+        }
+        why
+    };
+    assert_eq!(word(1_000, Reason::CertificateRevoked), None);
+    assert_eq!(word(2_000, Reason::CertificateExpired), Some(Why::RunOut));
+    assert_eq!(word(60_000, Reason::CertificateExpired), None);
+    assert_eq!(word(603_000, Reason::CertificateExpired), Some(Why::RunOut));
 }
 
 #[tokio::test(start_paused = true)]

@@ -63,6 +63,7 @@ fn offered(not_after: ServerTime) -> Offered {
         validity,
         revoked: false,
         mend: "join again: like this".into(),
+        rejoins: "it joins again by itself; else like this".into(),
     }
 }
 

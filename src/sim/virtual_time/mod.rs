@@ -112,3 +112,6 @@ fn worker(options: &Options, work: &Path, clock: &Arc<dyn Clock>) -> Result<Arc<
     worker.draw_from(seed::stream(options.seed, "worker", 0));
     Ok(Arc::new(worker))
 }
+
+#[cfg(test)]
+mod tests;
