@@ -23,6 +23,7 @@ pub mod lines;
 mod neighbours;
 pub mod node_events;
 pub mod peer;
+mod renewals;
 mod service;
 mod serving;
 mod session;

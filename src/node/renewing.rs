@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rand::Rng as _;
 use rand::rngs::StdRng;
+use serde_json::json;
 use tokio::sync::{Notify, watch};
 
 use super::client_tls;
@@ -19,7 +20,7 @@ use crate::identity::Identity;
 use crate::identity::renew::{Caller, KeepError, RenewError, Renewal, Request, install};
 use crate::identity::schedule::{Moment, Retries};
 use crate::journal::Journal;
-use crate::model::{Digest, Incarnation, Reason, ServerTime};
+use crate::model::{Digest, EventType, Incarnation, NewEvent, Reason, ServerTime};
 use crate::ports::Connect;
 use crate::session::{SessionStatus, WorkingClock};
 use crate::wire::link::Endpoint;
@@ -223,7 +224,13 @@ impl Renewing {
             heard: self.working.heard(),
         };
         let now = self.working.now().unwrap_or_default();
-        let accepted = renewal.ask(&request, now, || nonce(&mut self.rng)).await?;
+        let mut refused = Vec::new();
+        let told = |error: &RenewError| refused.push(chain(error));
+        let accepted = renewal.ask(&request, now, || nonce(&mut self.rng), told).await;
+        for detail in refused {
+            self.tell_refused(detail).await;
+        }
+        let accepted = accepted?;
         failpoint::hit(failpoint::RENEW_ANSWERED);
         let (time, until) = (accepted.server_time, accepted.leaf.validity.not_after);
         let state = self.state.clone();
@@ -239,6 +246,15 @@ impl Renewing {
         tracing::info!(%until, "the certificate is renewed");
         self.replaced.notify_one();
         Ok((time, unrecorded))
+    }
+
+    /// A gateway has given an answer that nobody whom this node believes has given it.
+    async fn tell_refused(&self, detail: String) {
+        let event = EventType::RenewalRefused;
+        tracing::warn!(detail, "refused: {event}");
+        if let Err(error) = self.journal.record(NewEvent::new(event, json!({ "detail": detail }))).await {
+            tracing::warn!(%error, "an event is not told: {event}");
+        }
     }
 
     async fn record(&mut self, time: ServerTime) -> Option<Unrecorded> {
@@ -277,6 +293,13 @@ impl Renewing {
             "the certificate was not renewed"
         );
     }
+}
+
+/// An error with its causes, in one line.
+fn chain(error: &RenewError) -> String {
+    let first: &dyn std::error::Error = error;
+    let causes = std::iter::successors(Some(first), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// 128 bits in hex.
