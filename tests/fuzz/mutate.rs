@@ -101,8 +101,11 @@ fn change(nodes: &mut Vec<Node>, at: usize, donor: &Node, format: Format, edit: 
         },
         5 => nodes.insert(at, nodes[at].clone()),
         6 => {
-            let copies =
-                if edit.value % u64::from(MANY_ONCE_IN) == 0 { edit.size % COPIES } else { edit.size % 8 };
+            let copies = if edit.value.is_multiple_of(u64::from(MANY_ONCE_IN)) {
+                edit.size % COPIES
+            } else {
+                edit.size % 8
+            };
             let copy = nodes[at].clone();
             let room = largest(format) / (print(format, &copy.body).len() + 2);
             let copies = (copies as usize).min(room);
@@ -111,7 +114,7 @@ fn change(nodes: &mut Vec<Node>, at: usize, donor: &Node, format: Format, edit: 
         7 => drop(nodes.remove(at)),
         8 => nodes[at].body = donor.body.clone(),
         9 => {
-            let depth = if edit.value % 8 == 0 { edit.size % NESTED } else { edit.size % 4 };
+            let depth = if edit.value.is_multiple_of(8) { edit.size % NESTED } else { edit.size % 4 };
             for _ in 0..depth {
                 let head = nodes[at].head.clone();
                 let inner = std::mem::replace(&mut nodes[at].body, Body::List(Vec::new()));
@@ -178,8 +181,8 @@ fn head(head: &[u8], format: Format, edit: &Edit) -> Vec<u8> {
         },
         Format::Proto => {
             let mut out = Vec::new();
-            let number = if edit.size % 2 == 0 { edit.value % 32 } else { edit.value >> 35 };
-            put_varint(number << 3 | u64::from(edit.size >> 8) % 6, &mut out);
+            let number = if edit.size.is_multiple_of(2) { edit.value % 32 } else { edit.value >> 35 };
+            put_varint((number << 3) | (u64::from(edit.size >> 8) % 6), &mut out);
             out
         }
         _ => vec![edit.value.to_le_bytes()[0]],
@@ -245,7 +248,7 @@ fn blind(bytes: &[u8], other: &[u8], edit: &Edit) -> Vec<u8> {
         4 => drop(out.drain(at..to)),
         5 => {
             let piece = out[at..to].to_vec();
-            let times = if edit.value % 64 == 0 { edit.size as usize % 2000 } else { 1 };
+            let times = if edit.value.is_multiple_of(64) { edit.size as usize % 2000 } else { 1 };
             out.splice(at..at, piece.repeat(times));
         }
         6 if !other.is_empty() => {
@@ -254,7 +257,7 @@ fn blind(bytes: &[u8], other: &[u8], edit: &Edit) -> Vec<u8> {
         }
         _ => {
             let word = WORDS[edit.size as usize % WORDS.len()];
-            let over = if edit.value % 2 == 0 { to.min(at + word.len()) } else { at };
+            let over = if edit.value.is_multiple_of(2) { to.min(at + word.len()) } else { at };
             out.splice(at..over, word.iter().copied());
         }
     }
