@@ -72,6 +72,7 @@ bench: bench-build ## what the node costs, each figure a ratio with its aim (doc
 bench-check: bench-build ## the figures that hold on a noisy machine: counts exactly, ratios at 1.15 times their aim
 	$(TARGET)/release/bcd bench journal --state $(BENCH_STATE) --check
 	$(TARGET)/release/bcd bench session --state $(BENCH_STATE) --check
+	$(TARGET)/release/bcd bench agent --state $(BENCH_STATE) --duration 1m --rounds 1 --check
 
 crash: tools ## kill -9 the real binary N times at random steps, programs in flight, and look for what is doubled or lost (N=1000)
 	BCD_CRASH_KILLS=$(N) cargo test $(FEATURES) --test it -- crash::random --nocapture --test-threads 1
