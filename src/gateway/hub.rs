@@ -51,6 +51,10 @@ pub struct Hub {
     refused: Mutex<BTreeMap<&'static str, u64>>,
     draining: watch::Sender<bool>,
     events: Notify,
+    /// There may be results for the worker to judge.
+    pub results: Notify,
+    /// The latest signed result, for a gateway that lies.
+    signed: Mutex<Option<(NodeId, pb::Envelope)>>,
     bundle: Mutex<Bundle>,
 }
 
@@ -194,6 +198,8 @@ impl Hub {
             refused: Mutex::default(),
             draining: watch::Sender::new(false),
             events: Notify::new(),
+            results: Notify::new(),
+            signed: Mutex::default(),
             bundle: Mutex::default(),
         }
     }
@@ -255,6 +261,11 @@ impl Hub {
     /// Whether this lie is told now.
     pub fn draws(&self, lie: Lie) -> bool {
         self.lies() && self.with_rng(|rng| self.settings.lies.draw(lie, rng))
+    }
+
+    /// Remembers a node's signed result for a lie; the one before, if it is another node's.
+    pub fn swap_signed(&self, node: &NodeId, result: pb::Envelope) -> Option<(NodeId, pb::Envelope)> {
+        lock(&self.signed).replace((node.clone(), result)).filter(|(other, _)| other != node)
     }
 
     /// The time that a Welcome names, and the lie that it is.

@@ -137,6 +137,9 @@ impl Service {
         failpoint::hit(failpoint::GATEWAY_HELLO);
         hub.event_added();
         hub.commands_ended(&opened.effects.ended());
+        if opened.effects.to_judge {
+            hub.results.notify_one();
+        }
         let settings = &hub.settings;
         let (server_time, lie) = hub.welcome_time(peer.not_after);
         if let Some(lie) = lie {

@@ -36,6 +36,7 @@ pub(super) fn credentials(
             mend: join_again(state),
         },
         trust_version: identity.trust.bundle.version,
+        signer: identity.signer(),
     }
 }
 

@@ -3,7 +3,8 @@
 
 use bcd::gateway::control::EventView;
 use bcd::gateway::lies::{ANSWERED, FORGED, TOLD};
-use bcd::model::NodeId;
+use bcd::gateway::worker::FactView;
+use bcd::model::{CommandId, NodeId};
 use serde_json::{Value, json};
 
 use crate::lab::{Lab, until};
@@ -321,6 +322,60 @@ fn a_trust_bundle_of_another_key_is_refused_and_moves_no_identity() {
 #[test]
 fn a_revocation_of_another_key_is_refused_and_the_certificate_is_used_on() {
     document_is_refused("forge-revocation", "revocation-refused");
+}
+
+/// What the worker has made of a command's results.
+fn verdicts(lab: &Lab, id: &CommandId, often: usize) -> Vec<FactView> {
+    until(&format!("the worker's word on {id}\n{}", lab.logs()), || {
+        let facts = lab.facts().into_iter().filter(|fact| fact.command == *id).collect::<Vec<_>>();
+        (facts.len() >= often).then_some(facts)
+    })
+}
+
+/// A signed result that the gateway changes on its way to the worker is refused there by this token, and an event says so.
+fn result_is_refused(lab: &mut Lab, lie: &str, token: &str) {
+    taken_over(lab, lie);
+    let id = lab.enqueue_program("altered", "");
+    let view = lab.ended(&id);
+    assert_eq!(view.state, "succeeded", "the gateway tells people the truth: {view:?}");
+    assert_eq!(told(lab, lie, 1)[0]["command"], json!(id));
+    let verdicts = verdicts(lab, &id, 1);
+    assert!(verdicts.iter().all(|fact| fact.refused == token && fact.serial.is_empty()), "{verdicts:?}");
+    let refused = until("the event", || {
+        let events = lab.events().into_iter();
+        events.into_iter().find(|event| event.kind == "security.result.refused").map(|event| event.detail)
+    });
+    assert_eq!((&refused["commandId"], &refused["reason"]), (&json!(id), &json!(token)), "{refused}");
+    assert_eq!(lab.show(&id).expect("a command").verdict, token);
+    put_right(lab);
+    let id = lab.enqueue_program("after", "");
+    lab.ended(&id);
+    assert_eq!(verdicts_of(lab, &id), [""], "an honest gateway's next result holds");
+}
+
+fn verdicts_of(lab: &Lab, id: &CommandId) -> Vec<String> {
+    verdicts(lab, id, 1).into_iter().map(|fact| fact.refused).collect()
+}
+
+#[test]
+fn a_result_that_the_gateway_alters_is_refused_result_altered_by_the_worker() {
+    result_is_refused(&mut honest(), "alter-result", "result-altered");
+}
+
+#[test]
+fn another_nodes_signed_result_is_refused_wrong_node_by_the_worker() {
+    let mut lab = honest();
+    let (ours, theirs) = (lab.node_id(), another_node(&lab));
+    taken_over(&mut lab, "swap-results");
+    let _other = lab.start_other("other");
+    let id = lab.enqueue_for(theirs, "node.exec", lab.program("theirs", ""), 3600);
+    lab.ended(&id);
+    let mine = lab.enqueue_for(ours, "node.exec", lab.program("mine", ""), 3600);
+    lab.ended(&mine);
+    assert_eq!(told(&lab, "swap-results", 1)[0]["command"], json!(mine));
+    assert_eq!(verdicts_of(&lab, &mine), ["wrong-node"]);
+    assert_eq!(verdicts_of(&lab, &id), [""], "the other node's own holds");
+    assert_eq!(lab.show(&mine).expect("a command").verdict, "wrong-node");
 }
 
 #[test]

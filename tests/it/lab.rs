@@ -11,7 +11,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use bcd::gateway::control::{CommandView, EventView, NodeEventView, NodeView, Request, Response};
-use bcd::gateway::worker::{Draft, Order, Told};
+use bcd::gateway::worker::{Draft, FactView, Order, Told};
 use bcd::model::{CommandId, NodeId};
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -303,6 +303,15 @@ impl Lab {
         self.node = Some(Process(command.spawn().expect("bcd starts")));
     }
 
+    /// The node whose state directory has this name.
+    pub fn start_other(&self, name: &str) -> Process {
+        let log = OpenOptions::new().create(true).append(true).open(self.path("other.log")).expect("a log");
+        let mut command = self.bcd(&["node"], None);
+        command.env("BCD_STATE", self.path(name)).env("BCD_RUN", self.path(&format!("{name}-run")));
+        command.stdout(log.try_clone().expect("a log")).stderr(log);
+        Process(command.spawn().expect("bcd starts"))
+    }
+
     /// What `bcd status --json` says; absent while the node does not answer.
     pub fn status(&self) -> Option<serde_json::Value> {
         let output = self.bcd(&["status", "--json"], None).output().expect("bcd starts");
@@ -362,6 +371,14 @@ impl Lab {
     pub fn order(&self, order: &Order) -> Told {
         let socket = self.works().join("operator.sock");
         until("the worker's answer", || say_to(&socket, order))
+    }
+
+    /// What the worker has made of results.
+    pub fn facts(&self) -> Vec<FactView> {
+        match self.order(&Order::Facts { after: 0 }) {
+            Told::Facts(facts) => facts,
+            other => panic!("{other:?}"),
+        }
     }
 
     /// A signed command, for a gateway to relay.

@@ -11,6 +11,7 @@ mod challenge;
 mod child;
 mod desk;
 mod enrol;
+mod facts;
 mod keys;
 mod link;
 mod messages;
@@ -36,7 +37,7 @@ pub(super) use enrol::Enrolled;
 use enrol::{Enrolment, JoinTry};
 use keys::{Keys, KeysError};
 pub use link::Link;
-pub use messages::{Ask, Draft, Noted, Order, Told};
+pub use messages::{Ask, Claim, Draft, FactView, Judged, Noted, Order, Told};
 pub use serve::{ServeError, run};
 use ticket::{Grant, Ticket};
 
@@ -169,6 +170,7 @@ impl Worker {
             Ask::Renew { request, leaf } => self.renew(&request.0, &leaf.0, now),
             Ask::Bundle => self.newest_bundle(now),
             Ask::Leave { node, report } => self.leave(&node, &report, now),
+            Ask::Facts(claims) => self.facts(&claims, now),
         })
     }
 
@@ -185,6 +187,7 @@ impl Worker {
             Order::RevokeForGood(node) => self.revocation(node, now),
             Order::Unrevoke(node) => self.set_revoked(&node, false),
             Order::Forget(node) => self.forget(&node),
+            Order::Facts { after } => self.facts_after(after),
         })
     }
 
@@ -496,7 +499,7 @@ impl Worker {
         };
         let certificate =
             self.with_rng(|rng| self.ca.sign(csr, &node, &self.trust_domain, life, now, rng))?;
-        enrolment.add_certificate(&certificate.serial, &node, csr.spki, certificate.not_after)?;
+        enrolment.add_certificate(&certificate.serial, &node, &csr.key, certificate.not_after)?;
         drop(enrolment);
         let issued = Issued {
             trust_domain: self.trust_domain.clone(),
