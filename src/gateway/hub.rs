@@ -104,6 +104,14 @@ impl SessionEnd {
         Self::told(Code::Unauthenticated, reason, revoked_message(reason))
     }
 
+    /// The same, with what the join service has signed of it.
+    pub fn with_revocation(mut self, envelope: Option<Vec<u8>>) -> Self {
+        if let Some(envelope) = envelope {
+            self.status = self.status.map(|status| status::with_revocation(status, &envelope));
+        }
+        self
+    }
+
     /// The node was deleted.
     pub fn unknown_node() -> Self {
         Self::told(Code::PermissionDenied, Reason::UnknownNode, "the node was deleted; join again")

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rand::Rng as _;
 use rand::rngs::StdRng;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 use super::client_tls;
 use crate::blocking;
@@ -22,6 +22,7 @@ use crate::journal::Journal;
 use crate::model::{Digest, Incarnation, Reason, ServerTime};
 use crate::ports::Connect;
 use crate::session::{SessionStatus, WorkingClock};
+use crate::wire::frames::Notice;
 use crate::wire::link::Endpoint;
 
 /// Longest sleep before the clocks are looked at anew: a machine that was suspended has slept longer than it knows.
@@ -45,6 +46,8 @@ pub(super) struct Renewing {
     pub(super) journal: Journal,
     pub(super) session: watch::Receiver<SessionStatus>,
     pub(super) incarnation: Incarnation,
+    /// To whoever keeps the identity.
+    pub(super) notices: mpsc::Sender<Notice>,
     /// Tells the session that identity.json was replaced.
     pub(super) replaced: Arc<Notify>,
     pub(super) rng: StdRng,
@@ -127,7 +130,11 @@ impl Renewing {
                     let _ = tokio::time::timeout(LOOK, self.identity.changed()).await;
                     planned = self.plan(Some(got));
                 }
-                Err(error) => {
+                Err(mut error) => {
+                    if let Some(envelope) = error.take_revocation() {
+                        // One that finds no room comes again with the next refusal.
+                        let _ = self.notices.try_send(Notice::Revocation(envelope));
+                    }
                     let wait = retries.failed(error.pushback(), &mut self.rng);
                     self.log(&error, retries.failures(), wait);
                     tokio::time::sleep(wait).await;

@@ -219,12 +219,16 @@ impl Driver {
                 self.input(Input::Stop(if rebooting { Intent::Rebooting } else { Intent::Stopping }));
             }
             Event::Opened(Ok((link, resend))) => self.opened_link(link, resend),
-            Event::Opened(Err(end)) if self.live() => {
+            Event::Opened(Err(mut end)) if self.live() => {
+                self.hand_on_revocation(&mut end);
                 // What the outbox held was left to a Hello that did not go.
                 self.resend.missed();
                 self.input(Input::MoveFailed(end));
             }
-            Event::Opened(Err(end)) | Event::Frame(Err(end)) => self.input(Input::Ended(end)),
+            Event::Opened(Err(mut end)) | Event::Frame(Err(mut end)) => {
+                self.hand_on_revocation(&mut end);
+                self.input(Input::Ended(end));
+            }
             Event::Applied => {
                 self.left = None;
                 self.input(Input::Applied);
@@ -384,6 +388,13 @@ impl Driver {
     fn hand_on(&mut self, notice: Notice) {
         if self.parts.notices.try_send(notice).is_err() {
             tracing::warn!("documents of the join service come faster than they are kept; one is dropped");
+        }
+    }
+
+    /// A refusal may bring the join service's own word. Until that is verified, the refusal is the gateway's word alone.
+    fn hand_on_revocation(&mut self, end: &mut LinkEnd) {
+        if let Some(envelope) = end.revocation.take() {
+            self.hand_on(Notice::Revocation(*envelope));
         }
     }
 

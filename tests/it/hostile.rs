@@ -5,6 +5,9 @@ use bcd::gateway::control::EventView;
 use bcd::gateway::lies::{ANSWERED, FORGED, TOLD};
 use bcd::gateway::worker::FactView;
 use bcd::model::{CommandId, NodeId};
+use bcd::wire::dsse::{Document as _, sign, signing_key};
+use bcd::wire::pb;
+use bcd::wire::revocation::Revocation;
 use serde_json::{Value, json};
 
 use crate::lab::{Lab, until};
@@ -376,6 +379,63 @@ fn another_nodes_signed_result_is_refused_wrong_node_by_the_worker() {
     assert_eq!(verdicts_of(&lab, &mine), ["wrong-node"]);
     assert_eq!(verdicts_of(&lab, &id), [""], "the other node's own holds");
     assert_eq!(lab.show(&mine).expect("a command").verdict, "wrong-node");
+}
+
+/// Has the gateway refuse its node, with a revocation that a key of its own has signed; or no more.
+fn refuses(lab: &Lab, forged: Option<&pb::Envelope>) {
+    lab.await_worker_end();
+    let db = rusqlite::Connection::open(lab.path("gateway/gateway.db")).expect("the gateway's store");
+    let Some(forged) = forged else {
+        db.execute_batch("DELETE FROM revocations; DELETE FROM signed_revocations").expect("stored");
+        return;
+    };
+    let revoke = "INSERT INTO revocations SELECT serial, node_id, 1, 'certificate-revoked' FROM nodes";
+    assert_eq!(db.execute(revoke, []).expect("stored"), 1);
+    let sign = "INSERT INTO signed_revocations SELECT node_id, 1, ? FROM nodes";
+    assert_eq!(db.execute(sign, [prost::Message::encode_to_vec(forged)]).expect("stored"), 1);
+}
+
+#[test]
+fn a_refusal_with_a_forged_revocation_revokes_nothing_and_the_node_comes_back() {
+    let mut lab = honest();
+    let (node, before) = (lab.node_id(), identity(&lab));
+    let key = signing_key(rcgen::KeyPair::generate().expect("a key").serialize_der()).expect("a key");
+    let body = json!({
+        "trust_domain": "lab.example", "node_id": node, "serials": [serial(&lab)],
+        "issued_at": "2026-11-29T10:00:00Z",
+    });
+    let forged = sign(Revocation::TYPE, body.to_string(), &*key, Vec::new()).expect("signed");
+    lab.kill_gateway();
+    refuses(&lab, Some(&forged.into()));
+    lab.start_gateway(None);
+    let end = until("a refusal", || {
+        let end = lab.status()?["session"]["last_end"].clone();
+        (end["reason"] == "certificate-revoked").then_some(end)
+    });
+    assert_eq!(end["kind"], "unauthenticated", "the gateway's word, not the node's: {end}");
+    let journal = until("the node's word on it", || {
+        let shown = lab.bcd(&["journal", "export"], None).output().expect("bcd starts");
+        let text = String::from_utf8_lossy(&shown.stdout).into_owned();
+        text.contains("revocation-refused").then_some(text)
+    });
+    assert!(!journal.contains("identity.revoked"), "{journal}");
+    assert_eq!(identity(&lab), before);
+    lab.kill_gateway();
+    refuses(&lab, None);
+    lab.start_gateway(None);
+    // It would come by itself within a quarter of an hour.
+    lab.kill_node();
+    lab.start_node(None);
+    lab.probe();
+    assert_eq!(identity(&lab), before);
+    let detail = event(&lab, "revocation-refused")["detail"].as_str().expect("a detail").to_owned();
+    assert!(detail.contains("no signature of the key"), "{detail}");
+}
+
+/// The serial of the node's certificate.
+fn serial(lab: &Lab) -> String {
+    let db = rusqlite::Connection::open(lab.path("gateway/gateway.db")).expect("the gateway's store");
+    db.query_row("SELECT serial FROM nodes", [], |row| row.get(0)).expect("a node")
 }
 
 #[test]

@@ -259,7 +259,7 @@ impl Lab {
     }
 
     /// A worker that belongs to a gateway closes its files once that is dead: whoever reads them waits for it.
-    fn await_worker_end(&self) {
+    pub fn await_worker_end(&self) {
         let lock = std::fs::File::open(self.path("gateway/worker/lock"));
         if let (None, Ok(lock)) = (&self.worker, lock) {
             until("the worker's end", || lock.try_lock().ok());

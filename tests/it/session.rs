@@ -272,7 +272,7 @@ fn ack(seq: u64) -> Down {
 }
 
 fn lost() -> LinkEnd {
-    LinkEnd { kind: EndKind::Lost, reason: None, pushback: None, detail: "cut".into() }
+    LinkEnd { kind: EndKind::Lost, reason: None, pushback: None, revocation: None, detail: "cut".into() }
 }
 
 /// The next frame that is not of events.

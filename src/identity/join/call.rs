@@ -95,5 +95,5 @@ impl Call {
 }
 
 fn unusable(detail: &str) -> LinkEnd {
-    LinkEnd { kind: EndKind::Refused, reason: None, pushback: None, detail: detail.into() }
+    LinkEnd { kind: EndKind::Refused, reason: None, pushback: None, revocation: None, detail: detail.into() }
 }

@@ -108,5 +108,5 @@ fn challenge(refused: &Status) -> Option<Challenge> {
 }
 
 fn unusable(detail: &str) -> LinkEnd {
-    LinkEnd { kind: EndKind::Refused, reason: None, pushback: None, detail: detail.into() }
+    LinkEnd { kind: EndKind::Refused, reason: None, pushback: None, revocation: None, detail: detail.into() }
 }

@@ -59,6 +59,7 @@ fn node(mark: Option<ServerTime>, signed: Option<ServerTime>) -> Node {
         journal,
         session,
         incarnation: Incarnation::new("i-1").unwrap(),
+        notices: mpsc::channel(1).0,
         replaced: Arc::default(),
         rng: rand::SeedableRng::seed_from_u64(7),
     };
