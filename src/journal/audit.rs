@@ -8,7 +8,7 @@ use rusqlite::params;
 use serde::{Deserialize, Serialize};
 
 use super::core::Core;
-use super::rows::{self, signed, unsigned};
+use super::rows::{self, Row, signed, unsigned};
 use crate::model::{
     Args, Command, CommandId, Digest, Effect, ExecArgs, Kind, Outcome, Reason, ServerTime, Terminal,
 };
@@ -105,35 +105,35 @@ impl Asked {
     }
 }
 
-/// Notes who asked for a command whose row was just written. `args` are absent where admission could not use them.
-pub(super) fn note(core: &Core, command: &Verified<Command>, args: Option<&Args>) -> rusqlite::Result<()> {
+/// Who asked for a command, as its row keeps it. `args` are absent where admission could not use them.
+pub(super) fn asked(command: &Verified<Command>, args: Option<&Args>) -> rusqlite::Result<String> {
     let parsed = match args {
         Some(_) => None,
         // Of a command that is denied, too late or not this role's the arguments are as telling.
         None => Kind::from_name(&command.get().header.kind).and_then(|kind| command.get().body(kind).ok()),
     };
     let args = args.or(parsed.as_ref().map(|body| &body.args));
-    let asked = encoded(&Asked::of(command.get(), command.signer(), args))?;
-    let sql = "UPDATE commands SET asked = ? WHERE id = ?";
-    core.conn.prepare_cached(sql)?.execute(params![asked, command.get().header.id.as_str()])?;
-    Ok(())
+    encoded(&Asked::of(command.get(), command.signer(), args))
 }
 
-/// Makes the line of a command whose end was just written.
-pub(super) fn ended(core: &mut Core, id: &CommandId, outcome: &Outcome) -> rusqlite::Result<()> {
+/// Makes the line of a command whose end is written next: that forgets who asked. `asked` where its row does not say.
+pub(super) fn ended(
+    core: &mut Core,
+    row: &Row,
+    asked: Option<String>,
+    outcome: &Outcome,
+) -> rusqlite::Result<()> {
     if !core.audits {
         return Ok(());
     }
-    let Some(row) = rows::find(&core.conn, id)? else { return Ok(()) };
-    let asked: Option<String> = core
-        .conn
-        .prepare_cached("SELECT asked FROM commands WHERE id = ?")?
-        .query_row([id.as_str()], |row| row.get(0))?;
-    core.conn.prepare_cached("UPDATE commands SET asked = NULL WHERE id = ?")?.execute([id.as_str()])?;
+    let asked = match asked {
+        Some(asked) => Some(asked),
+        None => rows::asked(&core.conn, &row.id)?,
+    };
     let line = encoded(&Line {
         at: ServerTime(core.clock.wall_ms()),
         journal: core.counters.named.id.as_str(),
-        id,
+        id: &row.id,
         kind: &row.kind,
         body_sha256: row.body_sha256,
         // Of a command that was accepted under a journal that is lost nobody knows who asked.

@@ -490,7 +490,7 @@ fn settle_one(
         Becomes::WaitsAccepted => recovered.waiting.push(id),
         Becomes::WaitsRunning | Becomes::Reattached => {
             if !stands {
-                ops::put(core, &row)?;
+                ops::put(core, &row, None)?;
                 rows::set_incarnation(&core.conn, &id, "")?;
             } else if row.state == State::Accepted {
                 rows::set_running(&core.conn, &id, attempt, started)?;

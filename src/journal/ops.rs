@@ -75,8 +75,8 @@ pub(super) fn admit(
         outcome: None,
         result_seq: None,
     };
-    let asked = core.audits.then(|| command.clone());
-    let note = |core: &Core, args| asked.as_ref().map_or(Ok(()), |command| audit::note(core, command, args));
+    let asking = core.audits.then(|| command.clone());
+    let asked = |args| asking.as_ref().map(|command| audit::asked(command, args)).transpose();
     Ok(match admission::decide(command, context, &facts) {
         Decision::Refuse { reason, detail } => {
             if reason == Reason::CommandIdConflict {
@@ -98,12 +98,7 @@ pub(super) fn admit(
                 core.counters.owed += 1;
             }
             let row = row.unwrap_or_else(|| fresh(State::Done, 0));
-            if core.audits {
-                // The row that its end is written into, which is to say who asked.
-                put(core, &row)?;
-                note(core, None)?;
-            }
-            end(core, row, &done.outcome)?;
+            end_asked(core, row, &done.outcome, asked(None)?)?;
             failpoint::hit(failpoint::DONE_WRITTEN);
             Admitting::Ended(done)
         }
@@ -111,13 +106,12 @@ pub(super) fn admit(
             if row.is_none() {
                 core.counters.owed += 1;
             }
-            let retry_safe = admitted.retry_safe();
+            let (retry_safe, asked) = (admitted.retry_safe(), asked(Some(admitted.args()))?);
             if row.is_some_and(|row| row.state == State::Running) {
-                note(core, Some(admitted.args()))?;
-                return restart(core, admitted, Row { retry_safe, ..fresh(State::Running, attempt) });
+                let row = Row { retry_safe, ..fresh(State::Running, attempt) };
+                return restart(core, admitted, row, asked.as_deref());
             }
-            put(core, &Row { retry_safe, ..fresh(State::Accepted, attempt) })?;
-            note(core, Some(admitted.args()))?;
+            put(core, &Row { retry_safe, ..fresh(State::Accepted, attempt) }, asked.as_deref())?;
             let body = json!({ "id": header.id.as_str(), "kind": header.kind });
             events::add(core, NewEvent::new(EventType::CommandAccepted, body))?;
             failpoint::hit(failpoint::ACCEPT_WRITTEN);
@@ -128,10 +122,15 @@ pub(super) fn admit(
 
 /// Writes RUNNING, with the attempt raised, for a command that an older process left running; `row` has the attempts so
 /// far, and was accepted again just now.
-fn restart(core: &mut Core, admitted: Admitted, row: Row) -> rusqlite::Result<Admitting> {
+fn restart(
+    core: &mut Core,
+    admitted: Admitted,
+    row: Row,
+    asked: Option<&str>,
+) -> rusqlite::Result<Admitting> {
     let (attempt, started) = (row.attempt.saturating_add(1), row.accepted);
     let id = row.id.clone();
-    put(core, &Row { attempt, started, ..row })?;
+    put(core, &Row { attempt, started, ..row }, asked)?;
     tell_running(core, &id, attempt)?;
     failpoint::hit(failpoint::RUN_WRITTEN);
     Ok(Admitting::Restarted(Running { command: Arc::new(admitted), attempt, started }))
@@ -152,13 +151,12 @@ fn tell_done(core: &mut Core, id: &CommandId, outcome: &Outcome) -> rusqlite::Re
     if let (Some(reason), Some(fields)) = (outcome.reason, body.as_object_mut()) {
         fields.insert("reason".into(), reason.token().into());
     }
-    events::add(core, NewEvent::new(EventType::CommandDone, body))?;
-    audit::ended(core, id, outcome)
+    events::add(core, NewEvent::new(EventType::CommandDone, body))
 }
 
-/// Writes a row whole, as this incarnation's.
-pub(super) fn put(core: &Core, row: &Row) -> rusqlite::Result<()> {
-    rows::put(&core.conn, row, &core.incarnation, &core.boot_id)
+/// Writes a row whole, as this incarnation's; `asked` where it is new who asked.
+pub(super) fn put(core: &Core, row: &Row, asked: Option<&str>) -> rusqlite::Result<()> {
+    rows::put(&core.conn, row, &core.incarnation, &core.boot_id, asked)
 }
 
 /// The row as admission sees it.
@@ -181,13 +179,24 @@ fn known(core: &Core, row: Row) -> rusqlite::Result<Known> {
 }
 
 /// Writes a row's end, and its result. A row that is new has been counted by the caller.
-pub(super) fn end(core: &mut Core, mut row: Row, outcome: &Outcome) -> rusqlite::Result<()> {
+pub(super) fn end(core: &mut Core, row: Row, outcome: &Outcome) -> rusqlite::Result<()> {
+    end_asked(core, row, outcome, None)
+}
+
+/// The same with who asked, where the row does not say.
+fn end_asked(
+    core: &mut Core,
+    mut row: Row,
+    outcome: &Outcome,
+    asked: Option<String>,
+) -> rusqlite::Result<()> {
+    audit::ended(core, &row, asked, outcome)?;
     let seq = core.next_seq();
     row.state = State::Done;
     row.attempt = outcome.attempt;
     row.outcome = Some(outcome.clone());
     row.result_seq = Some(seq);
-    put(core, &row)?;
+    put(core, &row, None)?;
     rows::put_output(&core.conn, &row.id, seq, &outcome.output)?;
     tell_done(core, &row.id, outcome)
 }
@@ -209,6 +218,12 @@ pub(super) fn start(
 
 /// Writes DONE.
 pub(super) fn finish(core: &mut Core, id: &CommandId, outcome: &Outcome) -> rusqlite::Result<()> {
+    // Without an audit log nobody reads the row.
+    if core.audits
+        && let Some(row) = rows::find(&core.conn, id)?
+    {
+        audit::ended(core, &row, None, outcome)?;
+    }
     let seq = core.next_seq();
     if !rows::set_done(&core.conn, id, seq, outcome)? {
         return Err(rusqlite::Error::QueryReturnedNoRows);

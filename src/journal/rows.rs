@@ -123,20 +123,22 @@ pub(super) fn last_seq(conn: &Connection) -> rusqlite::Result<u64> {
     conn.query_row("SELECT coalesce(max(seq), 0) FROM results", [], |row| unsigned(row, 0))
 }
 
-/// Writes a row whole; an older one of the same id gives way to it.
+/// Writes a row whole; an older one of the same id gives way to it, but who asked stays known until the end.
 pub(super) fn put(
     conn: &Connection,
     row: &Row,
     incarnation: &Incarnation,
     boot: &BootId,
+    asked: Option<&str>,
 ) -> rusqlite::Result<()> {
     let sql =
         "INSERT INTO commands (id, body_sha256, kind, retry_safe, not_after_ms, state, attempt, incarnation,
-            boot_id, accepted_ms, started_ms, outcome, result_seq)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+            boot_id, accepted_ms, started_ms, outcome, result_seq, asked)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         ON CONFLICT (id) DO UPDATE SET state = excluded.state, attempt = excluded.attempt,
             incarnation = excluded.incarnation, boot_id = excluded.boot_id, started_ms = excluded.started_ms,
-            outcome = excluded.outcome, result_seq = excluded.result_seq";
+            outcome = excluded.outcome, result_seq = excluded.result_seq,
+            asked = CASE WHEN excluded.state < 3 THEN coalesce(excluded.asked, asked) END";
     let outcome = row.outcome.as_ref().map(encoded).transpose()?;
     conn.prepare_cached(sql)?.execute(params![
         row.id.as_str(),
@@ -152,8 +154,15 @@ pub(super) fn put(
         row.started.map(|time| time.0),
         outcome,
         row.result_seq.map(signed),
+        asked,
     ])?;
     Ok(())
+}
+
+/// Who asked for a command that has not ended.
+pub(super) fn asked(conn: &Connection, id: &CommandId) -> rusqlite::Result<Option<String>> {
+    let sql = "SELECT asked FROM commands WHERE id = ?";
+    Ok(conn.prepare_cached(sql)?.query_row([id.as_str()], |row| row.get(0)).optional()?.flatten())
 }
 
 /// Marks an accepted command as running; false when it does not stand there as accepted.
@@ -188,8 +197,7 @@ pub(super) fn set_done(
     seq: u64,
     outcome: &Outcome,
 ) -> rusqlite::Result<bool> {
-    let sql =
-        "UPDATE commands SET state = ?, attempt = ?, outcome = ?, result_seq = ? WHERE id = ? AND state < 3";
+    let sql = "UPDATE commands SET state = ?, attempt = ?, outcome = ?, result_seq = ?, asked = NULL WHERE id = ? AND state < 3";
     let values = params![State::Done, outcome.attempt, encoded(outcome)?, signed(seq), id.as_str()];
     if conn.prepare_cached(sql)?.execute(values)? != 1 {
         return Ok(false);
