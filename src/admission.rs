@@ -167,7 +167,9 @@ pub fn decide(command: Verified<Command>, context: &Context, facts: &JournalFact
                 Some(attempt) => Outcome::interrupted(attempt, None),
                 None => Outcome { effect, ..Outcome::not_run(Terminal::Rejected, reason, message) },
             };
-            Decision::Reject(Done { id: command.header.id, body_sha256: command.body_sha256, outcome })
+            let to_sign = Kind::signs_results(&command.header.kind);
+            let Command { header, body_sha256, .. } = command;
+            Decision::Reject(Done { id: header.id, body_sha256, to_sign, outcome })
         }
     }
 }

@@ -53,6 +53,8 @@ mutants! {
     ExpiredTaken = "expired-taken";
     /// The machine's own clock says when a command has expired.
     WallClockDecides = "wall-clock-decides";
+    /// A worker takes a result, whoever has signed it.
+    ResultUnverified = "result-not-verified";
 }
 
 /// Whether this process breaks that promise.

@@ -317,7 +317,8 @@ impl Node {
         let renewals = self.renewals(tell, Arc::clone(&replaced));
         let (notices, noticed) = mpsc::channel(session::NOTICES);
         let trusting = Box::pin(self.trusting(use_identity, noticed, Arc::clone(&replaced)).run());
-        let renewing = self.renewing(identity.clone(), status.clone(), conditions.clone(), replaced);
+        let told = (conditions.clone(), notices.clone());
+        let renewing = self.renewing(identity.clone(), status.clone(), told, replaced);
         let (end_audit, audit_ends) = oneshot::channel();
         let mut auditing = Box::pin(auditing(&self.options, &journal, hold.clone(), audit_ends)).fuse();
         let upkeep = self.upkeep(conditions.clone(), hold.clone(), status.clone(), identity.clone()).run();
@@ -381,7 +382,7 @@ impl Node {
         &mut self,
         identity: watch::Receiver<Identity>,
         session: watch::Receiver<SessionStatus>,
-        conditions: Conditions,
+        (conditions, notices): (Conditions, mpsc::Sender<Notice>),
         replaced: Arc<Notify>,
     ) -> BoxFuture<'static, ()> {
         let renewing = self.mark.map(|_| Renewing {
@@ -395,6 +396,7 @@ impl Node {
             conditions,
             session,
             incarnation: self.incarnation.clone(),
+            notices,
             replaced,
             rng: StdRng::from_rng(&mut self.options.rng),
         });

@@ -58,7 +58,7 @@ fn with_row(state: KnownState) -> JournalFacts {
 
 fn done() -> Done {
     let outcome = Outcome::not_run(Terminal::Cancelled, Reason::Cancelled, "");
-    Done { id: exec().get().header.id.clone(), body_sha256: exec().get().body_sha256, outcome }
+    Done { id: exec().get().header.id.clone(), body_sha256: exec().get().body_sha256, to_sign: true, outcome }
 }
 
 /// The token of a REFUSED, with its detail where it is a why of `busy`.

@@ -94,6 +94,8 @@ enum Ctl {
         #[arg(long)]
         follow: bool,
     },
+    /// Print what the worker has made of the results that nodes have signed.
+    Results,
     /// Print the events of a node.
     NodeEvents {
         /// Which node.
@@ -300,6 +302,10 @@ async fn command(args: Args) -> Result<Exit, CtlError> {
         }
         Ctl::Events { follow } => ctl.events(follow).await?,
         Ctl::NodeEvents { node } => ctl.node_events(&node).await?,
+        Ctl::Results => {
+            let facts = ctl.operator.results().await?;
+            if ctl.json { ctl.json_value(&facts)? } else { print::results(&facts)? }
+        }
         Ctl::Cancel { id } => ctl.operator.cancel(id).await?,
         Ctl::Ticket { uses, ttl, site, labels } => {
             let labels = labels.into_iter().collect();

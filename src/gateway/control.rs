@@ -165,6 +165,10 @@ pub struct CommandView {
     pub terminal_changes: u32,
     /// Results that came after it had ended and said the same or otherwise (late facts).
     pub late_facts: u32,
+    /// What the worker has made of the signed result: `verified`, or the token of why it does not hold; empty where none
+    /// is asked for, or not yet.
+    #[serde(default)]
+    pub verdict: String,
     /// Times.
     pub enqueued_ms: i64,
     /// First dispatch; 0 for none.

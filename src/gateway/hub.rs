@@ -52,6 +52,10 @@ pub struct Hub {
     refused: Mutex<BTreeMap<&'static str, u64>>,
     draining: watch::Sender<bool>,
     events: Notify,
+    /// There may be results for the worker to judge.
+    pub results: Notify,
+    /// The latest signed result, for a gateway that lies.
+    signed: Mutex<Option<(NodeId, pb::Envelope)>>,
     bundle: Mutex<Bundle>,
     relayed: Mutex<Relayed>,
 }
@@ -105,6 +109,14 @@ impl SessionEnd {
     /// The certificate no longer counts, for this reason.
     pub fn revoked(reason: Reason) -> Self {
         Self::told(Code::Unauthenticated, reason, revoked_message(reason))
+    }
+
+    /// The same, with what the join service has signed of it.
+    pub fn with_revocation(mut self, envelope: Option<Vec<u8>>) -> Self {
+        if let Some(envelope) = envelope {
+            self.status = self.status.map(|status| status::with_revocation(status, &envelope));
+        }
+        self
     }
 
     /// The node was deleted.
@@ -201,6 +213,8 @@ impl Hub {
             refused: Mutex::default(),
             draining: watch::Sender::new(false),
             events: Notify::new(),
+            results: Notify::new(),
+            signed: Mutex::default(),
             bundle: Mutex::default(),
             relayed: Mutex::default(),
         }
@@ -273,6 +287,11 @@ impl Hub {
     /// Whether this lie is told now.
     pub fn draws(&self, lie: Lie) -> bool {
         self.lies() && self.with_rng(|rng| self.settings.lies.draw(lie, rng))
+    }
+
+    /// Remembers a node's signed result for a lie; the one before, if it is another node's.
+    pub fn swap_signed(&self, node: &NodeId, result: pb::Envelope) -> Option<(NodeId, pb::Envelope)> {
+        lock(&self.signed).replace((node.clone(), result)).filter(|(other, _)| other != node)
     }
 
     /// The time that a Welcome names, and the lie that it is.

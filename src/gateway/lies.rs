@@ -59,6 +59,8 @@ lies! {
     TimeBehind = "time-behind", "A Welcome names a time long past.";
     TimeAhead = "time-ahead", "A Welcome names a time after the end of the node's certificate.";
     TimePushed = "time-pushed", "A Welcome names a time ahead, within the node's certificate.";
+    AlterResult = "alter-result", "The worker is handed a result that says otherwise than its node has signed.";
+    SwapResults = "swap-results", "The worker is handed a result with another node's signed body.";
     AckResult = "ack-result", "A result is acked and not stored.";
     AckEvents = "ack-events", "Events are acked and not stored.";
     AckAhead = "ack-ahead", "At a heartbeat: events are acked that the node has not sent.";
@@ -76,7 +78,8 @@ impl Lie {
         Self::ALL.iter().copied().find(|lie| lie.name() == name)
     }
 
-    /// Whether it puts bytes before the node that only a key which the gateway has not got could make true for it.
+    /// Whether it puts bytes before a node, or before a worker, that only a key which the gateway has not got could make true
+    /// there.
     pub fn forges(self) -> bool {
         match self {
             Self::ForgeUnsigned
@@ -88,7 +91,9 @@ impl Lie {
             | Self::ForgeRevocation
             | Self::RenewForged
             | Self::RenewStale
-            | Self::RenewSwapped => true,
+            | Self::RenewSwapped
+            | Self::AlterResult
+            | Self::SwapResults => true,
             Self::ReplayEnded
             | Self::Reorder
             | Self::Withhold

@@ -3,7 +3,8 @@
 //!
 //! Tasks: the accept loop hands TLS connections to tonic; each session is a task ([`session`]) over one bounded
 //! queue to its node; one loop sweeps expired commands and flushes last-seen times; one serves the control socket;
-//! one keeps the gateway's [`lease`]; one hears what other gateways of the store have written ([`neighbours`]).
+//! one keeps the gateway's [`lease`]; one hears what other gateways of the store have written ([`neighbours`]); one has
+//! the worker judge what nodes have signed ([`facts`]).
 //! All durable state is the [`store`]'s, whose thread commits for everybody; what is in [`hub`] the next Hellos
 //! rebuild. Order: a command is marked before it is sent, a result is stored before it is acked, per session frames
 //! are handled in the order in which they came.
@@ -13,6 +14,7 @@ mod body;
 mod command_state;
 pub mod control;
 mod credits;
+mod facts;
 mod forger;
 pub mod hello;
 mod house;
@@ -304,6 +306,7 @@ async fn serve(
     let controlling = Task::spawn(controlling);
     let housekeeping = Task::spawn(house::keep(hub.clone()));
     let trusting = Task::spawn(trust::follow(hub.clone()));
+    let judging = Task::spawn(facts::keep(hub.clone()));
     let listening = Task::spawn(neighbours::listen(hub.clone(), keeping.last_notice));
     let reloading = Task::spawn(async move {
         match keeping.serving {
@@ -341,7 +344,7 @@ async fn serve(
         _ = &mut leasing => result = Err(GatewayError::Replaced(hub.store.gateway().clone())),
         ended = &mut server => result = ended.unwrap_or(Ok(())).map_err(GatewayError::from),
     }
-    drop((accepting, controlling, housekeeping, trusting, listening, reloading));
+    drop((accepting, controlling, housekeeping, trusting, judging, listening, reloading));
     hub.set_draining(true);
     for (_, live) in hub.sessions() {
         live.end(SessionEnd::told(Code::Unavailable, Reason::Draining, "the gateway is stopping"));

@@ -72,7 +72,10 @@ pub async fn look_at(hub: &Hub, node: &NodeId) -> Result<(), StoreError> {
     match hub.store.standing(node.clone(), live.epoch, live.serial.clone()).await? {
         Standing::Newest => {}
         Standing::Superseded => live.end(SessionEnd::superseded()),
-        Standing::Revoked(reason) => live.end(SessionEnd::revoked(reason)),
+        Standing::Revoked(reason) => {
+            let signed = hub.store.signed_revocation(node.clone()).await?;
+            live.end(SessionEnd::revoked(reason).with_revocation(signed));
+        }
         Standing::Unknown => live.end(SessionEnd::unknown_node()),
     }
     Ok(())

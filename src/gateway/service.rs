@@ -22,7 +22,8 @@ use super::store::{HelloRefusal, Route, StoreError};
 use super::tls::PeerLeaf;
 use super::worker::{Ask, Noted, Told};
 use crate::failpoint;
-use crate::model::Reason;
+use crate::model::limits::ID_BYTES;
+use crate::model::{Incarnation, NodeId, Reason};
 use crate::wire::der::Der;
 use crate::wire::frames::read_envelope;
 use crate::wire::version::{self, Range};
@@ -123,6 +124,10 @@ impl Service {
             hub.event_added();
             neighbours::look_at(hub, &peer.node).await.map_err(|error| self.internal(&error))?;
         }
+        let signed = match &opened {
+            Err(HelloRefusal::Revoked(_) | HelloRefusal::IdentitySuperseded) => self.signed(&peer.node).await,
+            _ => None,
+        };
         let opened = opened.map_err(|refusal| match refusal {
             HelloRefusal::Gone => Status::cancelled("the caller has hung up"),
             HelloRefusal::Fenced => {
@@ -130,7 +135,7 @@ impl Service {
                 hub.refuse(Code::Unavailable, Reason::NotStarted, message, None)
             }
             HelloRefusal::Revoked(reason) => {
-                hub.refuse(Code::Unauthenticated, reason, revoked_message(reason), None)
+                revoked(hub.refuse(Code::Unauthenticated, reason, revoked_message(reason), None), signed)
             }
             HelloRefusal::UnknownNode => {
                 let message = "this gateway does not know the node; join again";
@@ -138,12 +143,15 @@ impl Service {
             }
             HelloRefusal::IdentitySuperseded => {
                 let message = "the node has joined again since this certificate was signed";
-                hub.refuse(Code::Unauthenticated, Reason::IdentitySuperseded, message, None)
+                revoked(hub.refuse(Code::Unauthenticated, Reason::IdentitySuperseded, message, None), signed)
             }
         })?;
         failpoint::hit(failpoint::GATEWAY_HELLO);
         hub.event_added();
         hub.commands_ended(&opened.effects.ended());
+        if opened.effects.to_judge {
+            hub.results.notify_one();
+        }
         let settings = &hub.settings;
         let (server_time, lie) = hub.welcome_time(peer.not_after);
         if let Some(lie) = lie {
@@ -188,6 +196,23 @@ impl Service {
         Ok(Begun { live, opening, orders, told })
     }
 
+    /// What the join service has signed of a node's revocation. A refusal stands without it, too.
+    async fn signed(&self, node: &NodeId) -> Option<Vec<u8>> {
+        let signed = self.0.store.signed_revocation(node.clone()).await;
+        signed.unwrap_or_else(|error| {
+            tracing::warn!(error = %chain(&error), "a refusal goes without its signed revocation");
+            None
+        })
+    }
+
+    /// A refusal to renew, with the signed revocation where that is why.
+    async fn with_revocation(&self, node: &NodeId, refused: Status) -> Status {
+        match refused.code() {
+            Code::Unauthenticated => revoked(refused, self.signed(node).await),
+            _ => refused,
+        }
+    }
+
     async fn join_request(&self, request: pb::JoinRequest) -> Result<Begins, Status> {
         let hub = &self.0;
         let range = Range::from_wire(request.proto_min, request.proto_max).map_err(|reason| {
@@ -203,7 +228,7 @@ impl Service {
                 self.relay(&response, *noted, None).await.map(Box::new).map(Begins::Ends)
             }
             Told::Challenged { node, serial, time, challenge } => {
-                let renewing = Renewing { node, serial, incarnation: None };
+                let renewing = Renewing { node, serial, incarnation: None, session: None };
                 let challenge = pb::AttestationChallenge { challenge, server_time_ms: time.0 };
                 Ok(Begins::Challenged { challenge, rejoining: Rejoining { request, renewing } })
             }
@@ -261,10 +286,11 @@ impl Service {
     ) -> Result<T, Status> {
         let noted = self.0.store.note_certificate(noted, renewing.clone()).await;
         if let Some(reason) = noted.map_err(|error| self.internal(&error))? {
-            if let Some(renewing) = renewing {
-                self.tell_refused(renewing, reason).await;
-            }
-            return Err(self.not_renewed(reason));
+            let refused = self.not_renewed(reason);
+            let Some(renewing) = renewing else { return Err(refused) };
+            let refused = self.with_revocation(&renewing.node, refused).await;
+            self.tell_refused(renewing, reason).await;
+            return Err(refused);
         }
         failpoint::hit(failpoint::GATEWAY_JOINED);
         T::decode(&*response.0).map_err(|_| {
@@ -341,6 +367,13 @@ fn answered(response: pb::JoinResponse) -> pb::JoinAnswer {
     pb::JoinAnswer { frame: Some(pb::join_answer::Frame::Response(response)) }
 }
 
+fn revoked(refused: Status, signed: Option<Vec<u8>>) -> Status {
+    match signed {
+        Some(envelope) => status::with_revocation(refused, &envelope),
+        None => refused,
+    }
+}
+
 fn session_id(rng: &mut impl rand::RngCore) -> String {
     let mut bytes = [0_u8; 16];
     rng.fill_bytes(&mut bytes);
@@ -407,13 +440,21 @@ impl pb::enrollment_server::Enrollment for Service {
         self.0.admit()?;
         let leaf = self.leaf(&request)?;
         let peer = self.peer(&request)?;
-        let incarnation = request.metadata().get(status::INCARNATION);
-        let incarnation = incarnation.and_then(|value| value.to_str().ok()).map(str::to_owned);
-        let renewing = Renewing { node: peer.node, serial: peer.serial, incarnation };
+        let said = |name| request.metadata().get(name)?.to_str().ok().map(str::to_owned);
+        let session = said(status::SESSION).filter(|session| session.len() <= ID_BYTES);
+        let incarnation = said(status::INCARNATION).and_then(|text| Incarnation::new(text).ok());
+        let renewing = Renewing { node: peer.node, serial: peer.serial, incarnation, session };
+        if renewing.incarnation.is_none() {
+            // Whoever does not say which process it is might be a superseded one.
+            self.tell_refused(renewing, Reason::JoinInvalid).await;
+            let message = "the call names no incarnation (metadata bcd-incarnation)";
+            return Err(self.0.refuse(Code::InvalidArgument, Reason::JoinInvalid, message, None));
+        }
         let refused = self.0.store.not_renewed(renewing.clone()).await;
         if let Some(reason) = refused.map_err(|error| self.internal(&error))? {
+            let refused = self.with_revocation(&renewing.node, self.not_renewed(reason)).await;
             self.tell_refused(renewing, reason).await;
-            return Err(self.not_renewed(reason));
+            return Err(refused);
         }
         let ask = Ask::Renew { request: Der(request.into_inner().encode_to_vec().into()), leaf };
         match self.0.worker.ask(ask).await {
@@ -424,10 +465,11 @@ impl pb::enrollment_server::Enrollment for Service {
                 Ok(Response::new(answer.map_err(|error| self.internal(&error))?))
             }
             other => {
+                let node = renewing.node.clone();
                 if let Told::Refused { reason, .. } = &other {
                     self.tell_refused(renewing, *reason).await;
                 }
-                Err(self.refused(other))
+                Err(self.with_revocation(&node, self.refused(other)).await)
             }
         }
     }

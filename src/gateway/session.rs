@@ -20,6 +20,7 @@ use tonic::{Code, Status, Streaming};
 
 use self::lying::Lying;
 use super::credits::Credits;
+use super::facts;
 use super::hub::{Hub, Live, SessionEnd, lock};
 use super::node_events::Batch;
 use super::store::{Applied, Deliver, Effects, Route, StoreError, Stray};
@@ -297,12 +298,16 @@ impl Session {
         }
         self.note_answers(&updates).await?;
         let swallowed = self.swallow_results(&mut updates).await?;
+        self.lie_about_results(&mut updates).await?;
         // A crash test counts updates, however many of them happen to share a transaction.
         let count = updates.len();
         (0..count).for_each(|_| failpoint::hit(failpoint::GATEWAY_UPDATE));
         let (node, epoch, now) = (self.opening.route.node.clone(), self.live.epoch, self.hub.now());
         let effects = self.hub.store.updates(node, epoch, updates, now).await?;
         (0..count).for_each(|_| failpoint::hit(failpoint::GATEWAY_STORED));
+        if effects.to_judge {
+            self.hub.results.notify_one();
+        }
         self.account(&effects);
         self.hub.commands_ended(&effects.ended());
         self.ack(None, [effects.acks(), swallowed].concat()).await
@@ -347,6 +352,10 @@ impl Session {
             tracing::warn!(%node, "a report of a leave cannot be read");
             return Ok(false);
         };
+        // What it has signed is judged while it is known.
+        if let Err(error) = facts::judge(&self.hub).await {
+            tracing::warn!(%node, error = %chain(&error), "results of a node that leaves are not judged");
+        }
         match self.hub.worker.ask(Ask::Leave { node: node.clone(), report }).await {
             Told::Left(left) if left == *node => {}
             Told::Refused { reason, message } => {

@@ -1,11 +1,17 @@
 //! A CommandUpdate as the gateway reads it. Reasons stay text: a newer node may know tokens that this build does
 //! not, and the gateway only stores and shows them.
 
+use bytes::Bytes;
+use prost::Message as _;
+
 use super::command_state::State;
 use crate::model::limits::{RESULT_BYTES, TEXT_BYTES};
 use crate::model::reason::Use;
 use crate::model::{CommandId, Digest, Reason};
 use crate::wire::pb;
+
+/// A result with the longest output, its text twice, and a signed body.
+const CLAIM_BYTES: usize = RESULT_BYTES + (64 << 10);
 
 /// What a node says of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,6 +22,17 @@ pub struct Update {
     pub body_sha256: Digest,
     /// What it says.
     pub said: Said,
+    /// Of a result, what a worker judges.
+    pub fact: Option<Claimed>,
+}
+
+/// A result as it came, for a worker: whatever of it is read here, is read there anew.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claimed {
+    /// The CommandUpdate, encoded.
+    pub update: Bytes,
+    /// Whether something that may be a signature came with it.
+    pub signed: bool,
 }
 
 /// What is said.
@@ -95,7 +112,8 @@ impl Update {
             (Said::Refused { .. }, "") => None,
             (_, id) => Some(CommandId::new(id).map_err(|_| BadUpdate::Id)?),
         };
-        Ok(Self { id, body_sha256, said })
+        let fact = matches!(said, Said::Ended(_)).then(|| claimed(update));
+        Ok(Self { id, body_sha256, said, fact })
     }
 }
 
@@ -120,6 +138,21 @@ fn end(update: &pb::CommandUpdate, state: State) -> End {
         pb::Effect::Unspecified | pb::Effect::Unknown => "unknown",
     };
     End { state, reason: cut(&update.reason, 64), message, effect, attempt: update.attempt, output }
+}
+
+/// A frame has room for far more than a worker's line: what cannot be one of ours is handed over as not signed.
+fn claimed(update: &pb::CommandUpdate) -> Claimed {
+    if update.encoded_len() <= CLAIM_BYTES {
+        return Claimed { update: update.encode_to_vec().into(), signed: update.signed_result.is_some() };
+    }
+    let cut = pb::CommandUpdate {
+        reason: cut(&update.reason, 64),
+        message: cut(&update.message, TEXT_BYTES),
+        output: Bytes::new(),
+        signed_result: None,
+        ..update.clone()
+    };
+    Claimed { update: cut.encode_to_vec().into(), signed: update.signed_result.is_some() }
 }
 
 fn cut(text: &str, limit: usize) -> String {

@@ -395,6 +395,7 @@ fn no_answer(within: Duration) -> LinkEnd {
         kind: EndKind::Lost,
         reason: Some(Reason::DialTimeout),
         pushback: None,
+        revocation: None,
         detail: format!("no answer within {}", seconds(&within)),
     }
 }

@@ -36,6 +36,7 @@ use crate::model::{Digest, Exit, Machine, NodeId, Role};
 use crate::state_dir::{StateDir, StateError};
 use crate::wire::bundle::{BundleError, Trust};
 use crate::wire::dsse::{Audience, PublicKey};
+use crate::wire::report::Signer;
 use crate::wire::revocation::Revocation;
 use again::join_again_beside;
 use keys::NodeKey;
@@ -163,6 +164,16 @@ impl Identity {
             state: state.to_owned(),
         })?;
         assemble(stored, &key, path)
+    }
+
+    /// Signs under the certificate's key.
+    pub fn signer(&self) -> Signer {
+        Signer {
+            trust_domain: self.trust_domain.as_str().into(),
+            node_id: self.node_id.clone(),
+            serial: self.leaf.serial.as_str().into(),
+            key: Arc::clone(&self.key.key),
+        }
     }
 }
 

@@ -103,6 +103,14 @@ pub enum KeepError {
 }
 
 impl RenewError {
+    /// Takes the revocation that came with a gateway's no; it is not verified.
+    pub fn take_revocation(&mut self) -> Option<Envelope> {
+        match self {
+            Self::Ended { source, .. } => source.revocation.take().map(|envelope| *envelope),
+            _ => None,
+        }
+    }
+
     /// When the gateway wants to be asked again.
     pub fn pushback(&self) -> Option<Duration> {
         match self {

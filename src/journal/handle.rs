@@ -22,7 +22,9 @@ use super::writer::Queue;
 use super::{AckOf, Admission, AuditPage, EventPage, Mode, Unacked, Vitals, audit, ops};
 use crate::admission::Context;
 use crate::failpoint;
-use crate::model::{Command, CommandId, Digest, Done, EventType, JournalId, NewEvent, Outcome, ServerTime};
+use crate::model::{
+    Command, CommandId, Digest, Done, EventType, JournalId, Kind, NewEvent, Outcome, ServerTime,
+};
 use crate::mutant::{self, Mutant};
 use crate::wire::dsse::Verified;
 
@@ -170,7 +172,9 @@ impl Journal {
         command: &Durable<Reattached>,
         outcome: Outcome,
     ) -> Result<Durable<Done>, (Outcome, WriteError)> {
-        self.write_done((command.begun.id.clone(), command.begun.body_sha256), outcome).await
+        let begun = &command.begun;
+        let whose = (begun.id.clone(), begun.body_sha256, Kind::signs_results(&begun.kind));
+        self.write_done(whose, outcome).await
     }
 
     /// Writes DONE for a command that was never started (cancelled).
@@ -190,10 +194,10 @@ impl Journal {
 
     async fn write_done(
         &self,
-        (id, body_sha256): (CommandId, Digest),
+        (id, body_sha256, to_sign): (CommandId, Digest, bool),
         outcome: Outcome,
     ) -> Result<Durable<Done>, (Outcome, WriteError)> {
-        let done = Arc::new(Done { id, body_sha256, outcome });
+        let done = Arc::new(Done { id, body_sha256, to_sign, outcome });
         let job = Arc::clone(&done);
         let written = self.submit(move |core| ops::finish(core, &job.id, &job.outcome)).await;
         let done = Arc::unwrap_or_clone(done);
@@ -495,6 +499,7 @@ impl Journal {
     }
 }
 
-fn whose(command: &Command) -> (CommandId, Digest) {
-    (command.header.id.clone(), command.body_sha256)
+/// Which command, and whether its result is signed.
+fn whose(command: &Command) -> (CommandId, Digest, bool) {
+    (command.header.id.clone(), command.body_sha256, Kind::signs_results(&command.header.kind))
 }

@@ -16,8 +16,8 @@ use crate::admission::{self, Admitted, Context, Decision, JournalFacts, Known, K
 use crate::failpoint;
 use crate::model::limits::UNACKED_RESULTS;
 use crate::model::{
-    Answer, AnswerState, Command, CommandId, Done, Effect, EventType, NewEvent, Outcome, Reason, ServerTime,
-    Terminal,
+    Answer, AnswerState, Command, CommandId, Done, Effect, EventType, Kind, NewEvent, Outcome, Reason,
+    ServerTime, Terminal,
 };
 use crate::mutant::{self, Mutant};
 use crate::wire::dsse::Verified;
@@ -253,12 +253,15 @@ pub(super) fn unacked(
     // So many fit into no Hello and no frame; each costs its id and digest beside its output and its message.
     const AT_ONCE: u32 = 1024;
     const BESIDE_OUTCOME: u64 = 256;
+    // The signed body says all of it once more, but for the output.
+    const SIGNED: u64 = 1024;
     let max_bytes = u64::try_from(max_bytes).unwrap_or(u64::MAX);
     let found = rows::results_after(&core.conn, after.unwrap_or(0), AT_ONCE + 1)?;
     let (mut page, mut next) = (Vec::new(), None);
     let (mut bytes, mut last) = (0_u64, None);
-    for (seq, id, outcome) in found {
-        bytes = bytes.saturating_add(outcome).saturating_add(BESIDE_OUTCOME);
+    for (seq, id, outcome, kind) in found {
+        let signed = if Kind::signs_results(&kind) { SIGNED } else { 0 };
+        bytes = bytes.saturating_add(outcome + BESIDE_OUTCOME + signed);
         if !page.is_empty() && (bytes > max_bytes || page.len() >= AT_ONCE as usize) {
             next = last;
             break;
@@ -327,7 +330,7 @@ pub(super) fn expire_left(core: &mut Core, signed: ServerTime) -> rusqlite::Resu
             _ => Outcome::interrupted(row.attempt, row.started),
         };
         let outcome = Outcome { finished: Some(signed), ..outcome };
-        ended.push(Done { id, body_sha256: row.body_sha256, outcome: outcome.clone() });
+        ended.push(rows::done(&row, outcome.clone()));
         end(core, row, &outcome)?;
     }
     // Ids that a failed commit brings back are found by the next start; until then they only wait longer.
@@ -359,7 +362,7 @@ pub(super) fn cancel_left(
         finished: now,
         ..Outcome::not_run(Terminal::Cancelled, Reason::Cancelled, message)
     };
-    let done = Done { id: id.clone(), body_sha256: row.body_sha256, outcome: outcome.clone() };
+    let done = rows::done(&row, outcome.clone());
     end(core, row, &outcome)?;
     failpoint::hit(failpoint::DONE_WRITTEN);
     Ok(Some(done))

@@ -4,7 +4,7 @@ use rusqlite::types::Type;
 use rusqlite::{CachedStatement, Connection, OptionalExtension as _, Row as SqlRow, params};
 
 use super::record::State;
-use crate::model::{BootId, CommandId, Digest, Done, Incarnation, Outcome, Reason, ServerTime};
+use crate::model::{BootId, CommandId, Digest, Done, Incarnation, Kind, Outcome, Reason, ServerTime};
 
 /// A kind's name in a row, bytes: a rejected command may name any.
 const KIND_BYTES: usize = 80;
@@ -250,8 +250,8 @@ pub(super) fn forget(conn: &Connection, id: &CommandId) -> rusqlite::Result<()> 
 }
 
 /// The end of a row that has one, as it is told: with its output, or of a tombstone without and saying so.
-pub(super) fn done_of(conn: &Connection, row: Row) -> rusqlite::Result<Option<Done>> {
-    let Some(mut outcome) = row.outcome else { return Ok(None) };
+pub(super) fn done_of(conn: &Connection, mut row: Row) -> rusqlite::Result<Option<Done>> {
+    let Some(mut outcome) = row.outcome.take() else { return Ok(None) };
     match row.result_seq {
         Some(seq) => {
             outcome.output = conn
@@ -260,21 +260,34 @@ pub(super) fn done_of(conn: &Connection, row: Row) -> rusqlite::Result<Option<Do
         }
         None => outcome.message = Reason::AlreadyDone.token().to_owned(),
     }
-    Ok(Some(Done { id: row.id, body_sha256: row.body_sha256, outcome }))
+    Ok(Some(done(&row, outcome)))
 }
 
-/// Numbers and ids of owed results behind `after`, with the size of their output and of the rest of their outcome.
+/// The end of a row, as it is told.
+pub(super) fn done(row: &Row, outcome: Outcome) -> Done {
+    Done {
+        id: row.id.clone(),
+        body_sha256: row.body_sha256,
+        to_sign: Kind::signs_results(&row.kind),
+        outcome,
+    }
+}
+
+/// Numbers and ids of owed results behind `after`, with the size of their output and of the rest of their outcome, and
+/// their kinds.
 pub(super) fn results_after(
     conn: &Connection,
     after: u64,
     limit: u32,
-) -> rusqlite::Result<Vec<(u64, CommandId, u64)>> {
+) -> rusqlite::Result<Vec<(u64, CommandId, u64, String)>> {
     let sql =
-        "SELECT results.seq, results.id, length(output) + coalesce(octet_length(outcome), 0) FROM results
+        "SELECT results.seq, results.id, length(output) + coalesce(octet_length(outcome), 0), coalesce(kind, '')
+        FROM results
         LEFT JOIN commands ON commands.id = results.id WHERE results.seq > ? ORDER BY results.seq LIMIT ?";
     let mut statement = conn.prepare_cached(sql)?;
     let found = statement.query_map(params![signed(after), limit], |row| {
-        Ok((unsigned(row, 0)?, parsed(1, CommandId::new(row.get::<_, String>(1)?))?, unsigned(row, 2)?))
+        let id = parsed(1, CommandId::new(row.get::<_, String>(1)?))?;
+        Ok((unsigned(row, 0)?, id, unsigned(row, 2)?, row.get(3)?))
     })?;
     found.collect()
 }

@@ -125,6 +125,8 @@ pub struct Properties {
     pub max_run_time: Duration,
     /// Who does it in the unprivileged mode.
     pub unprivileged: DoneBy,
+    /// Its results are signed by the node.
+    pub signed_result: bool,
     /// What it does, in one line, for `bcd kinds`.
     pub does: &'static str,
 }
@@ -146,6 +148,7 @@ impl Kind {
                 default_run_time: Duration::from_secs(10),
                 max_run_time: Duration::from_secs(10),
                 unprivileged: DoneBy::Node,
+                signed_result: false,
                 does: "answers with versions, boot id, load and free space",
             },
             Self::NodeReboot => Properties {
@@ -159,6 +162,7 @@ impl Kind {
                 default_run_time: Duration::from_secs(600),
                 max_run_time: Duration::from_secs(600),
                 unprivileged: DoneBy::Helper,
+                signed_result: true,
                 does: "restarts the machine, after an optional delay and drain of work",
             },
             Self::InventoryBarrier => Properties {
@@ -171,6 +175,7 @@ impl Kind {
                 default_run_time: Duration::from_secs(10),
                 max_run_time: Duration::from_secs(10),
                 unprivileged: DoneBy::Node,
+                signed_result: true,
                 does: "answers what this host holds: assignments, instances, processes, commands",
             },
             Self::NodeExec => Properties {
@@ -183,6 +188,7 @@ impl Kind {
                 default_run_time: Duration::from_secs(3600),
                 max_run_time: Duration::from_secs(7 * 24 * 3600),
                 unprivileged: DoneBy::Helper,
+                signed_result: true,
                 does: "runs a program: argv, env, stdin, working directory, user, limits",
             },
         }
@@ -191,6 +197,12 @@ impl Kind {
     /// Its name on the wire.
     pub fn name(self) -> &'static str {
         self.properties().name
+    }
+
+    /// Whether results of a kind of this name are signed by the node: also of one that this build does not know, since
+    /// absent knowledge relaxes nothing.
+    pub fn signs_results(name: &str) -> bool {
+        Self::from_name(name).is_none_or(|kind| kind.properties().signed_result)
     }
 
     /// Whether a new boot is its success.
@@ -225,5 +237,16 @@ mod tests {
             assert!(kind.properties().default_run_time <= kind.properties().max_run_time);
         }
         assert_eq!(Kind::from_name("disk.wipe"), None);
+    }
+
+    #[test]
+    fn results_of_what_destroys_of_a_barrier_and_of_an_unknown_kind_are_signed() {
+        for kind in Kind::ALL {
+            let properties = kind.properties();
+            let asks = properties.destructive || kind == Kind::InventoryBarrier;
+            assert_eq!(properties.signed_result, asks, "{kind}");
+            assert_eq!(Kind::signs_results(kind.name()), asks, "{kind}");
+        }
+        assert!(Kind::signs_results("disk.wipe"));
     }
 }

@@ -108,6 +108,8 @@ pub struct Done {
     pub id: CommandId,
     /// SHA-256 of its payload.
     pub body_sha256: Digest,
+    /// Whether its kind asks that the node signs it.
+    pub to_sign: bool,
     /// How it ended.
     pub outcome: Outcome,
 }

@@ -124,6 +124,7 @@ reasons! {
     InventoryUnknown, "inventory-unknown", Command, "the node could not look at what it holds; that is not the same as empty";
     Cancelled, "cancelled", Command, "the command was cancelled";
     NodeDeleted, "node-deleted", Command, "the node was deleted before the command had ended";
+    ResultAltered, "result-altered", Command, "what came beside a signed result is not what its node has signed";
     AlreadyDone, "already-done", Command, "the command was done before; nothing was started";
 
     Credits, "credits", Busy, "no credit is free on the lane";

@@ -20,8 +20,8 @@ use crate::identity::Identity;
 use crate::journal::{Journal, WriteError};
 use crate::model::{CommandId, EventType, Exit, NewEvent, Reason};
 use crate::session::{SessionStatus, WorkingClock};
-use crate::wire::dsse::{Envelope, SignError, sign};
-use crate::wire::report::{self, Leave, LeaveKind};
+use crate::wire::dsse::{Envelope, SignError};
+use crate::wire::report::{Leave, LeaveKind};
 
 /// Between two looks at what runs and what is owed.
 const LOOK: Duration = Duration::from_millis(100);
@@ -204,15 +204,14 @@ impl Leaving {
     }
 
     async fn report(&self, counts: Duration) -> Result<Envelope, LeaveError> {
-        let Identity { trust_domain, node_id, key, chain, .. } = self.identity.borrow().clone();
+        let identity = self.identity.borrow().clone();
+        let (signer, Identity { trust_domain, node_id, chain, .. }) = (identity.signer(), identity);
         let issued_at = self.working.now().unwrap_or_default();
         let not_after = issued_at.plus(counts);
         let body = Leave { kind: LeaveKind::Leave, trust_domain, node_id, issued_at, not_after };
-        // Ids and times cannot fail to serialise.
-        let body = serde_json::to_vec(&body).unwrap_or_default();
         // The certificate says whose key it is; its root is the worker's own.
         let leaf = chain.first().map(|leaf| bytes::Bytes::copy_from_slice(leaf)).into_iter().collect();
-        Ok(blocking::run(move || sign(report::TYPE, body, &*key.key, leaf)).await??)
+        Ok(blocking::run(move || signer.sign(&body, leaf)).await??)
     }
 
     /// What is known of the gateways, for people.

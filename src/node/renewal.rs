@@ -37,6 +37,7 @@ pub(super) fn credentials(
             rejoins: rejoins(state),
         },
         trust_version: identity.trust.bundle.version,
+        signer: identity.signer(),
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rand::Rng as _;
 use rand::rngs::StdRng;
 use serde_json::json;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 use super::{client_tls, tls_of};
 use crate::blocking;
@@ -27,6 +27,7 @@ use crate::model::{Digest, EventType, Incarnation, NewEvent, Reason, ServerTime}
 use crate::ports::Connect;
 use crate::session::{SessionStatus, WorkingClock};
 use crate::upkeep::Conditions;
+use crate::wire::frames::Notice;
 use crate::wire::link::Endpoint;
 
 /// Longest sleep before the clocks are looked at anew: a machine that was suspended has slept longer than it knows.
@@ -54,6 +55,8 @@ pub(super) struct Renewing {
     pub(super) conditions: Conditions,
     pub(super) session: watch::Receiver<SessionStatus>,
     pub(super) incarnation: Incarnation,
+    /// To whoever keeps the identity.
+    pub(super) notices: mpsc::Sender<Notice>,
     /// Tells the session that identity.json was replaced.
     pub(super) replaced: Arc<Notify>,
     pub(super) rng: StdRng,
@@ -156,7 +159,11 @@ impl Renewing {
                     let _ = tokio::time::timeout(LOOK, self.identity.changed()).await;
                     planned = self.plan(Some(got));
                 }
-                Err(error) => {
+                Err(mut error) => {
+                    if let Some(envelope) = error.take_revocation() {
+                        // One that finds no room comes again with the next refusal.
+                        let _ = self.notices.try_send(Notice::Revocation(envelope));
+                    }
                     let mut wait = retries.failed(error.pushback(), &mut self.rng);
                     if let Some(reason) = rejoin::refuses(&error).filter(|_| why.has_run_out()) {
                         wait = wait.max(REFUSED_EVERY);

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     fn end(kind: EndKind, reason: Option<Reason>) -> LinkEnd {
-        LinkEnd { kind, reason, pushback: None, detail: String::new() }
+        LinkEnd { kind, reason, pushback: None, revocation: None, detail: String::new() }
     }
 
     fn secs(range: Range<u64>) -> Range<Duration> {

@@ -22,12 +22,13 @@ use super::hello::hello;
 use super::machine::{Beat, Input, Intent, Machine, Now, Offered, Output, State};
 use super::outbox::Outgoing;
 use super::resend::Resend;
+use super::signing::sign_all;
 use super::status::SessionStatus;
 use super::{Credentials, SessionParts};
 use crate::failpoint;
-use crate::journal::{AckOf, EventPage, PendingEvents, Unacked};
+use crate::journal::{AckOf, Durable, EventPage, PendingEvents, Unacked};
 use crate::model::limits::HELLO_RESULTS_BYTES;
-use crate::model::{EventType, JournalId, NewEvent, Reason};
+use crate::model::{Done, EventType, JournalId, NewEvent, Reason, ServerTime};
 use crate::wire::frames::{Inbound, Notice, Welcome};
 use crate::wire::link::{Endpoint, Link, LinkEnd};
 use crate::wire::pb;
@@ -79,6 +80,8 @@ pub(super) struct Driver {
     applying: Pending<()>,
     reading: Pending<Unacked>,
     reading_events: Pending<EventPage>,
+    /// A result on its way to the wire.
+    signing: Pending<Result<pb::CommandUpdate, Durable<Done>>>,
     /// The journal takes a new id. Outlives the session; the next Hello waits for it.
     renaming: Pending<()>,
     /// Armed while the link's queue is full.
@@ -92,6 +95,7 @@ enum Event {
     Applied,
     Read(Unacked),
     ReadEvents(EventPage),
+    Signed(Result<pb::CommandUpdate, Durable<Done>>),
     Renamed,
     News,
     Frame(Result<pb::GatewayFrame, LinkEnd>),
@@ -137,6 +141,7 @@ impl Driver {
             applying: None,
             reading: None,
             reading_events: None,
+            signing: None,
             renaming: None,
             flushed: None,
             closing: None,
@@ -179,7 +184,8 @@ impl Driver {
     async fn next(&mut self, stop: &mut watch::Receiver<bool>) -> Event {
         let due = self.due();
         let frames = matches!(self.machine.state(), State::AwaitingWelcome { .. } | State::Live(_));
-        let outgoing = self.live() && !self.outbox_ended && self.room() > 0;
+        // One result after the other, so that they leave in their order.
+        let outgoing = self.live() && !self.outbox_ended && self.room() > 0 && self.signing.is_none();
         let live = self.live();
         let may_look = self.looking.is_none() && (live || self.waits_to_dial());
         if self.replaced.is_none() {
@@ -201,6 +207,7 @@ impl Driver {
             page = done(&mut self.reading) => Event::Read(page),
             page = done(&mut self.reading_events) => Event::ReadEvents(page),
             () = done(&mut self.renaming) => Event::Renamed,
+            signed = done(&mut self.signing) => Event::Signed(signed),
             frame = receive => Event::Frame(frame),
             () = sleep_until(due) => Event::Due,
             () = done(&mut self.replaced), if may_look => Event::Replaced,
@@ -218,12 +225,16 @@ impl Driver {
                 self.input(Input::Stop(if rebooting { Intent::Rebooting } else { Intent::Stopping }));
             }
             Event::Opened(Ok((link, resend))) => self.opened_link(link, resend),
-            Event::Opened(Err(end)) if self.live() => {
+            Event::Opened(Err(mut end)) if self.live() => {
+                self.hand_on_revocation(&mut end);
                 // What the outbox held was left to a Hello that did not go.
                 self.resend.missed();
                 self.input(Input::MoveFailed(end));
             }
-            Event::Opened(Err(end)) | Event::Frame(Err(end)) => self.input(Input::Ended(end)),
+            Event::Opened(Err(mut end)) | Event::Frame(Err(mut end)) => {
+                self.hand_on_revocation(&mut end);
+                self.input(Input::Ended(end));
+            }
             Event::Applied => {
                 self.left = None;
                 self.input(Input::Applied);
@@ -249,6 +260,8 @@ impl Driver {
                 self.input(input);
             }
             Event::ReadEvents(page) => self.events.read(page),
+            Event::Signed(Ok(update)) => self.send_result(update),
+            Event::Signed(Err(done)) => self.say_result(done),
             Event::Room | Event::Renamed | Event::News => {}
             Event::Outgoing(None) => self.outbox_ended = true,
             Event::Outgoing(Some(outgoing)) => self.say(outgoing),
@@ -394,6 +407,13 @@ impl Driver {
         }
     }
 
+    /// A refusal may bring the join service's own word. Until that is verified, the refusal is the gateway's word alone.
+    fn hand_on_revocation(&mut self, end: &mut LinkEnd) {
+        if let Some(envelope) = end.revocation.take() {
+            self.hand_on(Notice::Revocation(*envelope));
+        }
+    }
+
     /// What only had a meaning within the session or the attempt.
     fn forget_session(&mut self) {
         self.left = None;
@@ -401,6 +421,7 @@ impl Driver {
         self.applying = None;
         self.reading = None;
         self.reading_events = None;
+        self.signing = None;
         self.events = EventFlow::default();
         self.flushed = None;
         self.heartbeat = None;
@@ -434,6 +455,7 @@ impl Driver {
         let (facts, lanes) = (self.parts.hello.clone(), self.parts.lanes.clone());
         let refused = self.refused_epoch.take().zip(self.parts.working.now());
         let (last_epoch, trust_version) = (self.last_epoch, self.parts.credentials.trust_version);
+        let (signer, now) = (self.parts.credentials.signer.clone(), self.working_now());
         let renaming = self.renaming.take();
         let open = async move {
             if let Some(renaming) = renaming {
@@ -447,25 +469,25 @@ impl Driver {
             // Before the results: a command that ends between the two is said twice rather than not at all.
             let running = lanes.running_ids();
             let (results, resend) = match journal.unacked(None, HELLO_RESULTS_BYTES).await {
-                Ok(page) => {
-                    let resend = Resend::after_hello(&page.results, page.next);
-                    (page.results, resend)
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "Hello goes without results");
-                    let mut resend = Resend::default();
-                    resend.missed();
-                    (Vec::new(), resend)
-                }
+                Ok(page) => match sign_all(signer, &page.results, now).await {
+                    Ok(updates) => (updates, Resend::after_hello(&page.results, page.next)),
+                    Err(error) => without_results(&error),
+                },
+                Err(error) => without_results(&error),
             };
-            let first = hello(&facts, &journal, &running, &results, (last_epoch, attempt, trust_version));
+            let count = results.len();
+            let first = hello(&facts, &journal, &running, results, (last_epoch, attempt, trust_version));
             let (bytes, events) = (first.encoded_len(), journal.pending_events().borrow().count);
             let commits = journal.commits();
-            tracing::debug!(bytes, results = results.len(), events, commits, "saying Hello");
+            tracing::debug!(bytes, results = count, events, commits, "saying Hello");
             let link = dialer.open(&endpoint, first, keep_alive).await?;
             Ok((link, resend))
         };
         self.opening = Some(open.boxed());
+    }
+
+    fn working_now(&self) -> ServerTime {
+        self.parts.working.now().unwrap_or_default()
     }
 
     /// A Welcome that is not applied has an epoch all the same.
@@ -538,6 +560,14 @@ impl Driver {
             Intent::Closing => drop(tokio::spawn(closing)),
         }
     }
+}
+
+/// What a Hello says that can say none, and what the session owes then.
+fn without_results(error: &(dyn std::error::Error + 'static)) -> (Vec<pb::CommandUpdate>, Resend) {
+    tracing::warn!(error, "Hello goes without results");
+    let mut resend = Resend::default();
+    resend.missed();
+    (Vec::new(), resend)
 }
 
 fn terms_of(credentials: &Credentials) -> (Vec<Endpoint>, Offered) {

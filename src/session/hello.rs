@@ -1,8 +1,7 @@
 //! Hello: what this node is, and what it owes.
 
-use crate::journal::{Durable, Journal};
-use crate::model::{BootId, CommandId, Done, Incarnation, Kind, NodeId, Role};
-use crate::session::outbox::result_frame;
+use crate::journal::Journal;
+use crate::model::{BootId, CommandId, Incarnation, Kind, NodeId, Role};
 use crate::wire::pb;
 use crate::wire::version::Range;
 
@@ -28,7 +27,7 @@ pub(super) fn hello(
     facts: &HelloFacts,
     journal: &Journal,
     running: &[CommandId],
-    results: &[Durable<Done>],
+    results: Vec<pb::CommandUpdate>,
     (last_epoch, attempt, trust_version): (u64, u32, u64),
 ) -> pb::NodeFrame {
     let hello = pb::Hello {
@@ -44,7 +43,7 @@ pub(super) fn hello(
         last_epoch: journal.last_epoch().max(last_epoch),
         kinds: Kind::ALL.into_iter().map(|kind| kind.name().to_owned()).collect(),
         running_command_ids: running.iter().map(ToString::to_string).collect(),
-        done_results: results.iter().map(result_frame).collect(),
+        done_results: results,
         pending_events: journal.pending_events().borrow().count,
         reconnect_attempt: attempt,
         trust_version,

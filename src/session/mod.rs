@@ -11,6 +11,7 @@ pub(crate) mod load;
 pub mod machine;
 pub mod outbox;
 mod resend;
+mod signing;
 pub mod status;
 pub mod working_clock;
 
@@ -30,6 +31,7 @@ use crate::exec::Lanes;
 use crate::journal::Journal;
 use crate::wire::frames::{Delivery, Notice};
 use crate::wire::link::{Dialer, Endpoint};
+use crate::wire::report::Signer;
 
 /// Capacity of the queue of deliveries. A gateway that keeps to the credits has at most 26 commands under way, each
 /// with a Cancel beside it; a longer queue means one that does not, and is answered `busy`. 64 bodies of the largest
@@ -51,6 +53,8 @@ pub struct Credentials {
     pub offered: Offered,
     /// Version of the trust bundle that is held.
     pub trust_version: u64,
+    /// Signs results.
+    pub signer: Signer,
 }
 
 /// Where newer credentials of the same node come from.

@@ -105,6 +105,9 @@ const LIES: &[Rate] = &[
     Rate(Lie::TimeBehind, 120),
     Rate(Lie::TimeAhead, 120),
     Rate(Lie::TimePushed, 120),
+    // Of signed results there are few among so many probes, and only one behind another node's can be swapped.
+    Rate(Lie::AlterResult, 300),
+    Rate(Lie::SwapResults, 700),
     Rate(Lie::AckResult, 50),
     Rate(Lie::AckEvents, 100),
     // Each costs a journal its birth, and with it a renewal: those are what the next three can be told in.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::faults::{Blow, Outage};
 use super::load::Planned;
 use crate::gateway::control::{CommandView, EventView, NodeEventView, NodeView};
+use crate::gateway::worker::FactView;
 use crate::model::{CommandId, NodeId};
 
 /// A command that the simulator tried to hand over.
@@ -65,6 +66,8 @@ pub struct Evidence {
     pub events: Vec<EventView>,
     /// The nodes' own events, in the order in which they came.
     pub told: Vec<NodeEventView>,
+    /// What the worker has made of the results that nodes have signed.
+    pub facts: Vec<FactView>,
     /// The nodes at the end, as the gateways know them.
     pub nodes: Vec<NodeView>,
     /// How many gateways there were.

@@ -128,6 +128,7 @@ pub async fn collect(
         }
         sleep(POLL).await;
     }
+    read_facts(gateway, &mut evidence).await?;
     // Again: a result goes before its event, so that those of all events are here by now.
     evidence.commands = history(gateway).await?;
     let path = witness.to_owned();
@@ -169,6 +170,19 @@ async fn history(gateway: &Gateways) -> Result<Vec<CommandView>, SimError> {
     match gateway.ask(&Request::History).await? {
         Response::Commands(commands) => Ok(commands),
         _ => Err(SimError::Answer("history")),
+    }
+}
+
+/// Reads what the worker has made of signed results. A gateway has it judge each within seconds.
+async fn read_facts(gateways: &Gateways, evidence: &mut Evidence) -> Result<(), SimError> {
+    loop {
+        let after = evidence.facts.last().map_or(0, |fact| fact.number);
+        let page = gateways.desk.facts(after).await;
+        let page = page.map_err(|error| SimError::Gateway(error.into()))?;
+        if page.is_empty() {
+            return Ok(());
+        }
+        evidence.facts.extend(page);
     }
 }
 

@@ -156,7 +156,13 @@ fn broken(status: &Status) -> LinkEnd {
 fn connection_end(result: hyper::Result<()>, alert: Option<&rustls::AlertDescription>) -> LinkEnd {
     if let Some(alert) = alert {
         let detail = format!("the gateway ended TLS with the alert {alert:?}");
-        return LinkEnd { kind: EndKind::Unauthenticated, reason: None, pushback: None, detail };
+        return LinkEnd {
+            kind: EndKind::Unauthenticated,
+            reason: None,
+            pushback: None,
+            revocation: None,
+            detail,
+        };
     }
     let lost = |detail: String| LinkEnd::local(EndKind::Lost, Reason::LinkLost, detail);
     let Err(error) = result else { return lost("the gateway closed the connection".into()) };
@@ -166,7 +172,7 @@ fn connection_end(result: hyper::Result<()>, alert: Option<&rustls::AlertDescrip
     let h2 = chain(&error).find_map(|error| error.downcast_ref::<h2::Error>());
     if h2.is_some_and(|h2| h2.is_go_away() && h2.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM)) {
         let detail = "the gateway asked for calm (GOAWAY ENHANCE_YOUR_CALM)".into();
-        return LinkEnd { kind: EndKind::Calm, reason: None, pushback: None, detail };
+        return LinkEnd { kind: EndKind::Calm, reason: None, pushback: None, revocation: None, detail };
     }
     // A process that was killed leaves its kernel to close the socket, without TLS's own word for it.
     let io = chain(&error).find_map(|error| error.downcast_ref::<std::io::Error>());

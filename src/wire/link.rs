@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
+use super::dsse::Envelope;
 use super::pb;
 use crate::model::{Reason, ServerTime};
 
@@ -26,6 +27,8 @@ pub struct LinkEnd {
     pub reason: Option<Reason>,
     /// The peer's `grpc-retry-pushback-ms`, when well-formed; at most 15 minutes.
     pub pushback: Option<Duration>,
+    /// The revocation that came with a refusal of the certificate, as the peer relayed it: not verified.
+    pub revocation: Option<Box<Envelope>>,
     /// For people: one sentence.
     pub detail: String,
 }
@@ -115,7 +118,7 @@ pub trait Link: Send {
 impl LinkEnd {
     /// An end that this side saw or made.
     pub fn local(kind: EndKind, reason: Reason, detail: impl Into<String>) -> Self {
-        Self { kind, reason: Some(reason), pushback: None, detail: detail.into() }
+        Self { kind, reason: Some(reason), pushback: None, revocation: None, detail: detail.into() }
     }
 }
 

@@ -137,7 +137,7 @@ impl Link for MemoryLink {
         async move {
             self.incoming.recv().await.unwrap_or_else(|| {
                 let detail = "the gateway closed the session".into();
-                Err(LinkEnd { kind: EndKind::Closed, reason: None, pushback: None, detail })
+                Err(LinkEnd { kind: EndKind::Closed, reason: None, pushback: None, revocation: None, detail })
             })
         }
         .boxed()

@@ -2,9 +2,14 @@
 
 use std::time::Duration;
 
+use prost::Message as _;
+use tonic::metadata::BinaryMetadataValue;
 use tonic::{Code, Status};
 
+use super::dsse::Envelope;
+use super::frames::read_envelope;
 use super::link::{EndKind, LinkEnd};
+use super::pb;
 use crate::model::{Reason, limits};
 
 /// The trailer with the reason token.
@@ -19,6 +24,10 @@ pub const SESSION: &str = "bcd-session";
 pub const SERVER_TIME: &str = "bcd-server-time-ms";
 /// And what the next proof is to sign with it.
 pub const CHALLENGE: &str = "bcd-challenge";
+/// Beside a refusal of the certificate: the signed revocation, an encoded Envelope.
+pub const REVOCATION: &str = "bcd-revocation-bin";
+/// It has at most so many bytes: a header list has 16 KiB, and this grows by a third on its way.
+pub const REVOCATION_BYTES: usize = 8 << 10;
 /// A pushback is followed up to this.
 pub const MAX_PUSHBACK: Duration = Duration::from_secs(15 * 60);
 
@@ -33,6 +42,31 @@ pub fn refusal(code: Code, reason: Reason, message: &str, pushback: Option<Durat
         metadata.insert(PUSHBACK, value);
     }
     status
+}
+
+/// The same refusal with the revocation that the join service has signed; one that is too long is left out.
+pub fn with_revocation(mut status: Status, envelope: &[u8]) -> Status {
+    if envelope.len() <= REVOCATION_BYTES {
+        status.metadata_mut().insert_bin(REVOCATION, BinaryMetadataValue::from_bytes(envelope));
+    }
+    status
+}
+
+/// The revocation of a status, where it can be read; `Err` where something else stands in its place.
+fn revocation(status: &Status) -> Result<Option<Box<Envelope>>, &'static str> {
+    let mut values = status.metadata().get_all_bin(REVOCATION).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    if values.next().is_some() {
+        return Err("it stands there twice");
+    }
+    // Before it is decoded: base64 is longer than what it stands for.
+    if value.as_encoded_bytes().len() > 2 * REVOCATION_BYTES {
+        return Err("it is too long");
+    }
+    let bytes = value.to_bytes().map_err(|_| "it is not base64")?;
+    let envelope = pb::Envelope::decode(bytes).map_err(|_| "it is no envelope")?;
+    let envelope = read_envelope(envelope).map_err(|_| "it is over a limit")?;
+    Ok(Some(Box::new(envelope)))
 }
 
 /// The token of a status, when it carries one that this build knows.
@@ -65,8 +99,15 @@ pub fn end_by_peer(status: &Status) -> Option<LinkEnd> {
     };
     let said: String = status.message().chars().take(limits::TEXT_BYTES).collect();
     let token = reason.map_or_else(String::new, |reason| format!(" ({reason})"));
-    let detail = format!("the gateway ended the call: {:?}{token}: {said}", status.code());
-    Some(LinkEnd { kind, reason, pushback: pushback(status), detail })
+    let mut detail = format!("the gateway ended the call: {:?}{token}: {said}", status.code());
+    let revocation = match kind {
+        EndKind::Unauthenticated => revocation(status).unwrap_or_else(|why| {
+            detail.push_str(&format!("; its revocation cannot be read and counts for nothing: {why}"));
+            None
+        }),
+        _ => None,
+    };
+    Some(LinkEnd { kind, reason, pushback: pushback(status), revocation, detail })
 }
 
 #[cfg(test)]
@@ -127,6 +168,41 @@ mod tests {
         let mut dressed = Status::unavailable("keep-alive timed out");
         dressed.set_source(Arc::new(std::io::Error::other("reset")));
         assert_eq!(end_by_peer(&dressed), None);
+    }
+
+    #[test]
+    fn a_refusal_of_the_certificate_brings_its_revocation_and_no_other_refusal_does() {
+        let envelope = pb::Envelope { payload: "a body".into(), ..Default::default() };
+        let refused = |code| {
+            let refused = refusal(code, Reason::CertificateRevoked, "revoked", None);
+            end_by_peer(&with_revocation(refused, &envelope.encode_to_vec())).expect("the peer's").revocation
+        };
+        let read = read_envelope(envelope.clone()).expect("an envelope");
+        assert_eq!(refused(Code::Unauthenticated), Some(Box::new(read)));
+        assert_eq!(refused(Code::PermissionDenied), None);
+    }
+
+    #[test]
+    fn what_is_no_revocation_within_the_limits_is_none_and_the_refusal_says_so() {
+        let long = pb::Envelope { payload: vec![0; REVOCATION_BYTES].into(), ..Default::default() };
+        let over = pb::Envelope { signatures: vec![pb::Signature::default(); 9], ..Default::default() };
+        let with = |values: &[&[u8]]| {
+            let mut refused = refusal(Code::Unauthenticated, Reason::CertificateRevoked, "revoked", None);
+            for value in values {
+                refused.metadata_mut().append_bin(REVOCATION, BinaryMetadataValue::from_bytes(value));
+            }
+            end_by_peer(&refused).expect("the peer's")
+        };
+        let (long, over) = (long.encode_to_vec(), over.encode_to_vec());
+        let far_too_long = vec![0; 2 * REVOCATION_BYTES];
+        for values in [&[&b"\xff\xff"[..]][..], &[&over[..]], &[&far_too_long[..]], &[&b""[..], &b""[..]]] {
+            let end = with(values);
+            assert_eq!((end.revocation, end.reason), (None, Some(Reason::CertificateRevoked)));
+            assert!(end.detail.contains("cannot be read and counts for nothing"), "{}", end.detail);
+        }
+        assert!(with(&[&long[..]]).revocation.is_some(), "what a newer gateway may send");
+        let left_out = with_revocation(Status::unauthenticated("revoked"), &long);
+        assert!(left_out.metadata().get_bin(REVOCATION).is_none());
     }
 
     #[test]

@@ -3,7 +3,11 @@
 
 use bcd::gateway::control::EventView;
 use bcd::gateway::lies::{AHEAD, ANSWERED, FORGED, TOLD};
-use bcd::model::NodeId;
+use bcd::gateway::worker::FactView;
+use bcd::model::{CommandId, NodeId};
+use bcd::wire::dsse::{Document as _, sign, signing_key};
+use bcd::wire::pb;
+use bcd::wire::revocation::Revocation;
 use serde_json::{Value, json};
 
 use crate::lab::{Lab, until};
@@ -421,6 +425,117 @@ fn a_trust_bundle_of_another_key_is_refused_and_moves_no_identity() {
 #[test]
 fn a_revocation_of_another_key_is_refused_and_the_certificate_is_used_on() {
     document_is_refused("forge-revocation", "revocation-refused");
+}
+
+/// What the worker has made of a command's results.
+fn verdicts(lab: &Lab, id: &CommandId, often: usize) -> Vec<FactView> {
+    until(&format!("the worker's word on {id}\n{}", lab.logs()), || {
+        let facts = lab.facts().into_iter().filter(|fact| fact.command == *id).collect::<Vec<_>>();
+        (facts.len() >= often).then_some(facts)
+    })
+}
+
+/// A signed result that the gateway changes on its way to the worker is refused there by this token, and an event says so.
+fn result_is_refused(lab: &mut Lab, lie: &str, token: &str) {
+    taken_over(lab, lie);
+    let id = lab.enqueue_program("altered", "");
+    let view = lab.ended(&id);
+    assert_eq!(view.state, "succeeded", "the gateway tells people the truth: {view:?}");
+    assert_eq!(told(lab, lie, 1)[0]["command"], json!(id));
+    let verdicts = verdicts(lab, &id, 1);
+    assert!(verdicts.iter().all(|fact| fact.refused == token && fact.serial.is_empty()), "{verdicts:?}");
+    let refused = until("the event", || {
+        let events = lab.events().into_iter();
+        events.into_iter().find(|event| event.kind == "security.result.refused").map(|event| event.detail)
+    });
+    assert_eq!((&refused["commandId"], &refused["reason"]), (&json!(id), &json!(token)), "{refused}");
+    assert_eq!(lab.show(&id).expect("a command").verdict, token);
+    put_right(lab);
+    let id = lab.enqueue_program("after", "");
+    lab.ended(&id);
+    assert_eq!(verdicts_of(lab, &id), [""], "an honest gateway's next result holds");
+}
+
+fn verdicts_of(lab: &Lab, id: &CommandId) -> Vec<String> {
+    verdicts(lab, id, 1).into_iter().map(|fact| fact.refused).collect()
+}
+
+#[test]
+fn a_result_that_the_gateway_alters_is_refused_result_altered_by_the_worker() {
+    result_is_refused(&mut honest(), "alter-result", "result-altered");
+}
+
+#[test]
+fn another_nodes_signed_result_is_refused_wrong_node_by_the_worker() {
+    let mut lab = honest();
+    let (ours, theirs) = (lab.node_id(), another_node(&lab));
+    taken_over(&mut lab, "swap-results");
+    let _other = lab.start_other("other");
+    let id = lab.enqueue_for(theirs, "node.exec", lab.program("theirs", ""), 3600);
+    lab.ended(&id);
+    let mine = lab.enqueue_for(ours, "node.exec", lab.program("mine", ""), 3600);
+    lab.ended(&mine);
+    assert_eq!(told(&lab, "swap-results", 1)[0]["command"], json!(mine));
+    assert_eq!(verdicts_of(&lab, &mine), ["wrong-node"]);
+    assert_eq!(verdicts_of(&lab, &id), [""], "the other node's own holds");
+    assert_eq!(lab.show(&mine).expect("a command").verdict, "wrong-node");
+}
+
+/// Has the gateway refuse its node, with a revocation that a key of its own has signed; or no more.
+fn refuses(lab: &Lab, forged: Option<&pb::Envelope>) {
+    lab.await_worker_end();
+    let db = rusqlite::Connection::open(lab.path("gateway/gateway.db")).expect("the gateway's store");
+    let Some(forged) = forged else {
+        db.execute_batch("DELETE FROM revocations; DELETE FROM signed_revocations").expect("stored");
+        return;
+    };
+    let revoke = "INSERT INTO revocations SELECT serial, node_id, 1, 'certificate-revoked' FROM nodes";
+    assert_eq!(db.execute(revoke, []).expect("stored"), 1);
+    let sign = "INSERT INTO signed_revocations SELECT node_id, 1, ? FROM nodes";
+    assert_eq!(db.execute(sign, [prost::Message::encode_to_vec(forged)]).expect("stored"), 1);
+}
+
+#[test]
+fn a_refusal_with_a_forged_revocation_revokes_nothing_and_the_node_comes_back() {
+    let mut lab = honest();
+    let (node, before) = (lab.node_id(), identity(&lab));
+    let key = signing_key(rcgen::KeyPair::generate().expect("a key").serialize_der()).expect("a key");
+    let body = json!({
+        "trust_domain": "lab.example", "node_id": node, "serials": [serial(&lab)],
+        "issued_at": "2026-11-29T10:00:00Z",
+    });
+    let forged = sign(Revocation::TYPE, body.to_string(), &*key, Vec::new()).expect("signed");
+    lab.kill_gateway();
+    refuses(&lab, Some(&forged.into()));
+    lab.start_gateway(None);
+    let end = until("a refusal", || {
+        let end = lab.status()?["session"]["last_end"].clone();
+        (end["reason"] == "certificate-revoked").then_some(end)
+    });
+    assert_eq!(end["kind"], "unauthenticated", "the gateway's word, not the node's: {end}");
+    let journal = until("the node's word on it", || {
+        let shown = lab.bcd(&["journal", "export"], None).output().expect("bcd starts");
+        let text = String::from_utf8_lossy(&shown.stdout).into_owned();
+        text.contains("revocation-refused").then_some(text)
+    });
+    assert!(!journal.contains("identity.revoked"), "{journal}");
+    assert_eq!(identity(&lab), before);
+    lab.kill_gateway();
+    refuses(&lab, None);
+    lab.start_gateway(None);
+    // It would come by itself within a quarter of an hour.
+    lab.kill_node();
+    lab.start_node(None);
+    lab.probe();
+    assert_eq!(identity(&lab), before);
+    let detail = event(&lab, "revocation-refused")["detail"].as_str().expect("a detail").to_owned();
+    assert!(detail.contains("no signature of the key"), "{detail}");
+}
+
+/// The serial of the node's certificate.
+fn serial(lab: &Lab) -> String {
+    let db = rusqlite::Connection::open(lab.path("gateway/gateway.db")).expect("the gateway's store");
+    db.query_row("SELECT serial FROM nodes", [], |row| row.get(0)).expect("a node")
 }
 
 #[test]

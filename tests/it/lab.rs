@@ -11,7 +11,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use bcd::gateway::control::{CommandView, EventView, NodeEventView, NodeView, Request, Response};
-use bcd::gateway::worker::{Draft, Order, TicketTerms, Told};
+use bcd::gateway::worker::{Draft, FactView, Order, TicketTerms, Told};
 use bcd::model::{CommandId, NodeId};
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -259,7 +259,7 @@ impl Lab {
     }
 
     /// A worker that belongs to a gateway closes its files once that is dead: whoever reads them waits for it.
-    fn await_worker_end(&self) {
+    pub fn await_worker_end(&self) {
         let lock = std::fs::File::open(self.path("gateway/worker/lock"));
         if let (None, Ok(lock)) = (&self.worker, lock) {
             until("the worker's end", || lock.try_lock().ok());
@@ -301,6 +301,15 @@ impl Lab {
         let mut command = self.bcd(&["node"], step);
         command.envs(variables.iter().copied()).stdout(log.try_clone().expect("a log")).stderr(log);
         self.node = Some(Process(command.spawn().expect("bcd starts")));
+    }
+
+    /// The node whose state directory has this name.
+    pub fn start_other(&self, name: &str) -> Process {
+        let log = OpenOptions::new().create(true).append(true).open(self.path("other.log")).expect("a log");
+        let mut command = self.bcd(&["node"], None);
+        command.env("BCD_STATE", self.path(name)).env("BCD_RUN", self.path(&format!("{name}-run")));
+        command.stdout(log.try_clone().expect("a log")).stderr(log);
+        Process(command.spawn().expect("bcd starts"))
     }
 
     /// What `bcd status --json` says; absent while the node does not answer.
@@ -362,6 +371,14 @@ impl Lab {
     pub fn order(&self, order: &Order) -> Told {
         let socket = self.works().join("operator.sock");
         until("the worker's answer", || say_to(&socket, order))
+    }
+
+    /// What the worker has made of results.
+    pub fn facts(&self) -> Vec<FactView> {
+        match self.order(&Order::Facts { after: 0 }) {
+            Told::Facts(facts) => facts,
+            other => panic!("{other:?}"),
+        }
     }
 
     /// A signed command, for a gateway to relay.

@@ -38,6 +38,7 @@ fn caught_by(mutant: Mutant) -> (&'static [&'static str], &'static str) {
         // What expired in the queue is said to have done nothing.
         Mutant::ExpiredTaken => (&["I4", "I2"], "when it had expired, and ran"),
         Mutant::WallClockDecides => (&["I4"], "expired before its time"),
+        Mutant::ResultUnverified => (&["I9"], "and its node never said so"),
     }
 }
 
@@ -164,6 +165,11 @@ fn a_command_that_is_begun_after_its_end_is_seen() {
 #[test]
 fn a_machine_whose_own_clock_decides_ends_commands_before_their_time() {
     is_caught(Mutant::WallClockDecides);
+}
+
+#[test]
+fn a_result_that_the_worker_takes_unverified_is_seen() {
+    is_caught(Mutant::ResultUnverified);
 }
 
 #[test]

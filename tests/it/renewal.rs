@@ -155,6 +155,42 @@ fn a_certificate_that_the_join_service_has_revoked_is_never_used_again() {
 }
 
 #[test]
+fn a_certificate_that_was_revoked_for_good_while_its_node_was_down_is_never_used_again() {
+    let mut lab = short_lived("24h");
+    lab.start_node(None);
+    until("a session", || epoch(&lab));
+    let node = lab.node_id();
+    assert!(lab.node().terminate().success());
+    let Told::Signed(revocation) = lab.order(&Order::RevokeForGood(node.clone())) else {
+        panic!("not signed")
+    };
+    let told = lab.ask(&Request::Revoke { node: node.clone(), revocation: Some(revocation) });
+    assert!(matches!(told, Response::Done), "{told:?}");
+    lab.start_node(None);
+    let local = |lab: &Lab| {
+        until("the node's own word that it is revoked", || {
+            let end = lab.status()?["session"]["last_end"].clone();
+            (end["kind"] == "local" && end["reason"] == "certificate-revoked").then_some(())
+        });
+    };
+    local(&lab);
+    let kept = || {
+        let text = std::fs::read_to_string(lab.path("node/identity.json")).ok()?;
+        let identity: Value = serde_json::from_str(&text).ok()?;
+        identity["revocation"].is_object().then_some(())
+    };
+    until("the revocation on the disk", kept);
+    // What the gateway forgets, the node does not; nor does its next process.
+    lab.order(&Order::Unrevoke(node.clone()));
+    lab.ask(&Request::Unrevoke { node });
+    assert!(lab.node().terminate().success());
+    lab.start_node(None);
+    local(&lab);
+    let connected = lab.events().iter().filter(|event| event.kind == "node.connected").count();
+    assert_eq!(connected, 1, "{}", lab.logs());
+}
+
+#[test]
 fn a_mark_that_lies_ahead_is_set_right_by_a_signed_answer() {
     let mut lab = short_lived("24h");
     lab.start_node(None);

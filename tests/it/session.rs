@@ -2,6 +2,7 @@
 
 mod events;
 mod results;
+mod signing;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,15 +19,17 @@ use bcd::model::{
 use bcd::session::Offered;
 use bcd::session::outbox::{OutboxSender, Outgoing, outbox};
 use bcd::session::{
-    Credentials, HelloFacts, Session, SessionParts, SessionState, SessionStatus, WorkingClock,
+    Credentials, HelloFacts, Renewals, Session, SessionParts, SessionState, SessionStatus, WorkingClock,
 };
-use bcd::wire::dsse::{Audience, Envelope, Policy, verify_command};
+use bcd::wire::dsse::{Audience, Envelope, Policy, signing_key, verify_command};
 use bcd::wire::frames::Delivery;
 use bcd::wire::link::{EndKind, Endpoint, LinkEnd, Validity};
 use bcd::wire::memory::{Attempt, Dials, FarEnd, QUEUE, dialer};
 use bcd::wire::pb;
 use bcd::wire::pb::gateway_frame::Frame as Down;
 use bcd::wire::pb::node_frame::Frame as Up;
+use bcd::wire::report::Signer;
+use futures_util::future::BoxFuture;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use tokio::sync::{mpsc, watch};
@@ -84,7 +87,33 @@ async fn node_at(hosts: &[&str], limits: EventLimits, prepare: impl AsyncFnOnce(
     node_over(hosts, state, journal)
 }
 
+/// Where newer credentials are put for a session to find.
+type Newer = Arc<std::sync::Mutex<Option<Credentials>>>;
+
+struct Looks(Newer);
+
+impl Renewals for Looks {
+    fn look(&self) -> BoxFuture<'static, Option<Credentials>> {
+        let found = self.0.lock().expect("a lock").take();
+        Box::pin(std::future::ready(found))
+    }
+
+    fn replaced(&self) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::pending())
+    }
+}
+
 fn node_over(hosts: &[&str], state: tempfile::TempDir, journal: Journal) -> Node {
+    node_that_renews(hosts, state, journal, None).0
+}
+
+/// The same; it finds newer credentials in `newer`. With those that it has now.
+fn node_that_renews(
+    hosts: &[&str],
+    state: tempfile::TempDir,
+    journal: Journal,
+    newer: Option<Newer>,
+) -> (Node, Credentials) {
     let clock = Arc::new(TokioClock::starting_at(0));
     let working = WorkingClock::new(clock, Some(NOW), Some(NOW));
     let (dialer, dials) = dialer();
@@ -102,20 +131,22 @@ fn node_over(hosts: &[&str], state: tempfile::TempDir, journal: Journal) -> Node
         daemon_version: "0.1.0".into(),
         protocol: bcd::wire::version::Range::OWN,
     };
-    let session = Session::new(SessionParts {
-        credentials: Credentials {
-            dialer,
-            endpoints: hosts.iter().map(|host| Endpoint { host: (*host).into(), port: 443 }).collect(),
-            offered: Offered {
-                certificate: Digest::of(b"a certificate"),
-                validity: Validity { not_before: NOW, not_after: NOW.plus(Duration::from_secs(86_400)) },
-                revoked: false,
-                mend: "join again".into(),
-                rejoins: String::new(),
-            },
-            trust_version: 1,
+    let credentials = Credentials {
+        dialer,
+        endpoints: hosts.iter().map(|host| Endpoint { host: (*host).into(), port: 443 }).collect(),
+        offered: Offered {
+            certificate: Digest::of(b"a certificate"),
+            validity: Validity { not_before: NOW, not_after: NOW.plus(Duration::from_secs(86_400)) },
+            revoked: false,
+            mend: "join again".into(),
+            rejoins: String::new(),
         },
-        renewals: None,
+        trust_version: 1,
+        signer: signer("0a"),
+    };
+    let session = Session::new(SessionParts {
+        credentials: credentials.clone(),
+        renewals: newer.map(|newer| Box::new(Looks(newer)) as Box<dyn Renewals>),
         notices: mpsc::channel(1).0,
         hello,
         journal: journal.clone(),
@@ -127,7 +158,7 @@ fn node_over(hosts: &[&str], state: tempfile::TempDir, journal: Journal) -> Node
         rng,
     });
     let running = tokio::spawn(session.run(stop_end));
-    Node {
+    let node = Node {
         journal,
         working,
         outbox,
@@ -138,7 +169,14 @@ fn node_over(hosts: &[&str], state: tempfile::TempDir, journal: Journal) -> Node
         running,
         dials,
         _state: state,
-    }
+    };
+    (node, credentials)
+}
+
+/// The key of a certificate with this serial.
+fn signer(serial: &str) -> Signer {
+    let key = signing_key(rcgen::KeyPair::generate().expect("a key").serialize_der()).expect("a key");
+    Signer { trust_domain: "lab.example".into(), node_id: node_id(), serial: serial.into(), key }
 }
 
 async fn node() -> Node {
@@ -146,9 +184,13 @@ async fn node() -> Node {
 }
 
 fn envelope(id: &str) -> Envelope {
+    envelope_of(id, "node.probe", "{}")
+}
+
+fn envelope_of(id: &str, kind: &str, args: &str) -> Envelope {
     let body = format!(
-        r#"{{"trust_domain":"lab.example","node_id":"n-1","id":"{id}","kind":"node.probe",
-        "issued_at":"{NOW}","not_after":"{}","args":{{}}}}"#,
+        r#"{{"trust_domain":"lab.example","node_id":"n-1","id":"{id}","kind":"{kind}",
+        "issued_at":"{NOW}","not_after":"{}","args":{args}}}"#,
         NOW.plus(Duration::from_secs(3600))
     );
     Envelope {
@@ -160,8 +202,12 @@ fn envelope(id: &str) -> Envelope {
 
 /// A result that stands in the journal, by the whole path.
 async fn result(journal: &Journal, id: &str, output: usize) -> Durable<Done> {
+    ended(journal, &envelope(id), output).await
+}
+
+async fn ended(journal: &Journal, envelope: &Envelope, output: usize) -> Durable<Done> {
     let audience = Audience { trust_domain: "lab.example".into(), node_id: node_id() };
-    let command = verify_command(&envelope(id), &audience, &Policy::None.into()).expect("a command");
+    let command = verify_command(envelope, &audience, &Policy::None.into()).expect("a command");
     let context = Context {
         upgrade_only: false,
         role: Role::Host,
@@ -227,7 +273,7 @@ fn ack(seq: u64) -> Down {
 }
 
 fn lost() -> LinkEnd {
-    LinkEnd { kind: EndKind::Lost, reason: None, pushback: None, detail: "cut".into() }
+    LinkEnd { kind: EndKind::Lost, reason: None, pushback: None, revocation: None, detail: "cut".into() }
 }
 
 /// The next frame that is not of events.

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::CtlError;
 use crate::gateway::control::{CommandView, EventView, NodeEventView, NodeView, Stats};
+use crate::gateway::worker::FactView;
 use crate::model::Exit;
 
 /// The output of `node.exec`.
@@ -112,6 +113,19 @@ pub(super) fn node_event(event: &NodeEventView) -> Result<(), CtlError> {
     }
     let at = crate::model::ServerTime(event.at_ms);
     Ok(writeln!(out, "{:>6}  {at}  {}  {}  {}", event.seq, event.class, event.kind, event.body)?)
+}
+
+pub(super) fn results(facts: &[FactView]) -> Result<(), CtlError> {
+    let mut out = std::io::stdout().lock();
+    for fact in facts {
+        let at = crate::model::ServerTime(fact.at_ms);
+        let FactView { command, node, state, refused, detail, .. } = fact;
+        match refused.is_empty() {
+            true => writeln!(out, "{at}  {command}  {node}  {state}  verified")?,
+            false => writeln!(out, "{at}  {command}  {node}  {state}  refused {refused}: {detail}")?,
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn stats(stats: &Stats) -> Result<(), CtlError> {

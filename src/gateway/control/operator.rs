@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{Client, Request, Response};
 use crate::gateway::lines::{ClientError, Listener};
-use crate::gateway::worker::{Desk, Draft, Order, TicketTerms};
+use crate::gateway::worker::{Desk, Draft, FactView, Order, TicketTerms};
 use crate::model::{CommandId, NodeId};
 
 /// A gateway and the worker of its deployment.
@@ -91,6 +91,21 @@ impl Operator {
     pub async fn delete(&mut self, node: NodeId) -> Result<(), ClientError> {
         self.desk.done(Order::Forget(node.clone())).await?;
         self.done(&Request::Delete { node }).await
+    }
+
+    /// What the worker has made of results, oldest first. No gateway is asked.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn results(&self) -> Result<Vec<FactView>, ClientError> {
+        let mut facts = Vec::<FactView>::new();
+        loop {
+            let page = self.desk.facts(facts.last().map_or(0, |fact| fact.number)).await?;
+            if page.is_empty() {
+                return Ok(facts);
+            }
+            facts.extend(page);
+        }
     }
 
     async fn done(&mut self, request: &Request) -> Result<(), ClientError> {

@@ -4,6 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
+use prost::Message as _;
 use tokio::net::UnixListener;
 use tokio::time::Instant;
 
@@ -17,6 +19,7 @@ use crate::gateway::{lines, neighbours};
 use crate::model::{CommandId, NodeId};
 use crate::wire::dsse::Envelope;
 use crate::wire::pb;
+use crate::wire::status::REVOCATION_BYTES;
 
 /// A wait is cut here; the caller asks again.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
@@ -177,8 +180,11 @@ async fn events(hub: &Hub, after: u64, wait: Duration) -> Result<Response, Store
 }
 
 async fn revoke(hub: &Hub, node: &NodeId, revocation: Option<Envelope>) -> Result<Response, StoreError> {
-    let (signed, here) = (revocation.is_some(), hub.session(node).is_some());
-    // Before the session is ended: a node that is not connected here hears the gateway's word alone.
+    let signed: Option<Bytes> =
+        revocation.clone().map(|envelope| pb::Envelope::from(envelope).encode_to_vec().into());
+    let too_long = signed.as_ref().is_some_and(|signed| signed.len() > REVOCATION_BYTES);
+    let here = hub.session(node).is_some();
+    // Before the session is ended; a node that is not connected here hears it with its next refusal.
     if let Some((envelope, live)) = revocation.zip(hub.session(node)) {
         let notice = pb::RevocationNotice { envelope: Some(envelope.into()) };
         let frame = Some(pb::gateway_frame::Frame::RevocationNotice(notice));
@@ -186,13 +192,14 @@ async fn revoke(hub: &Hub, node: &NodeId, revocation: Option<Envelope>) -> Resul
         let left = tokio::time::timeout(LEAVES, live.orders.closed()).await;
         tracing::info!(%node, left = left.is_ok(), "the node was told that its certificate is revoked");
     }
-    let Some(count) = hub.store.revoke(node.clone()).await? else { return Ok(unknown_node(node)) };
+    let Some(count) = hub.store.revoke(node.clone(), signed).await? else { return Ok(unknown_node(node)) };
     tracing::info!(%node, count, "certificates were revoked");
     neighbours::look_at(hub, node).await?;
-    Ok(match signed && !here {
+    Ok(match too_long && !here {
         true => Response::Error(format!(
-            "the certificates of {node} are revoked here, but it has no session at this gateway: nobody has told it that this \
-             is for good. Ask the gateway that has it (bcd ctl nodes), or let its certificates run out"
+            "the certificates of {node} are revoked here, but it has no session at this gateway, and what was signed of it is \
+             too long for a refusal: nobody has told it that this is for good. Ask the gateway that has it (bcd ctl nodes), or \
+             let its certificates run out"
         )),
         false => Response::Done,
     })

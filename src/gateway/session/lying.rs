@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
+use prost::Message as _;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -178,6 +179,36 @@ impl Session {
     pub(super) async fn deliver_late(&mut self) -> Result<(), Ended> {
         if let Some((_, deliver)) = self.lying.overtaken.take_if(|(at, _)| *at <= Instant::now()) {
             self.send_command(deliver).await?;
+        }
+        Ok(())
+    }
+
+    /// Changes what the worker is handed of results: another end, or another node's signed body. What is stored here, and
+    /// told to people, stays true.
+    pub(super) async fn lie_about_results(&mut self, updates: &mut [Update]) -> Result<(), Ended> {
+        if !self.hub.lies() {
+            return Ok(());
+        }
+        let node = self.opening.route.node.clone();
+        for update in updates {
+            let (Some(fact), Some(id)) = (&mut update.fact, &update.id) else { continue };
+            let Ok(mut said) = pb::CommandUpdate::decode(fact.update.clone()) else { continue };
+            let Some(own) = said.signed_result.clone() else { continue };
+            let others = self.hub.swap_signed(&node, own);
+            if self.draws(Lie::AlterResult) {
+                said.state = match said.state() {
+                    pb::CommandState::Succeeded => pb::CommandState::Failed.into(),
+                    _ => pb::CommandState::Succeeded.into(),
+                };
+                let state = said.state().as_str_name();
+                self.tell(Lie::AlterResult, json!({ "command": id, "said": state })).await?;
+            } else if let Some((whose, others)) = others
+                && self.draws(Lie::SwapResults)
+            {
+                said.signed_result = Some(others);
+                self.tell(Lie::SwapResults, json!({ "command": id, "whose": whose })).await?;
+            }
+            fact.update = said.encode_to_vec().into();
         }
         Ok(())
     }

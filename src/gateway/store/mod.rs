@@ -10,6 +10,7 @@ mod commands;
 mod duplicates;
 mod enrol;
 mod events;
+mod facts;
 mod hello;
 mod inline;
 mod lease;

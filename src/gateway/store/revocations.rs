@@ -1,11 +1,12 @@
 //! Certificates that no longer count, and nodes that are no more.
 
+use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::json;
 
 use super::notices::{self, Notice};
 use super::{Store, StoreError, corrupt, duplicates, events, uint};
-use crate::model::{CommandId, NodeId, Reason, ServerTime};
+use crate::model::{CommandId, Incarnation, NodeId, Reason, ServerTime};
 
 /// Its event.
 const RENEW_REFUSED: &str = "security.renew.refused";
@@ -33,7 +34,9 @@ pub struct Renewing {
     /// Of the certificate that it calls with.
     pub serial: String,
     /// Of the process that calls, where it says so.
-    pub incarnation: Option<String>,
+    pub incarnation: Option<Incarnation>,
+    /// Its live session, where it has one; for people.
+    pub session: Option<String>,
 }
 
 /// Why a certificate is not renewed, if there is a why.
@@ -47,7 +50,8 @@ pub(super) fn hinders(db: &Connection, renewing: &Renewing) -> rusqlite::Result<
         .query_row([node], |row| row.get(0))
         .optional()?;
     let Some(newest) = newest else { return Ok(Some(Reason::UnknownNode)) };
-    let other = renewing.incarnation.as_ref().filter(|incarnation| **incarnation != newest);
+    let incarnation = renewing.incarnation.as_ref().map(Incarnation::as_str);
+    let other = incarnation.filter(|incarnation| *incarnation != newest);
     let Some(other) = other else { return Ok(None) };
     let followed = db
         .prepare_cached("SELECT 1 FROM appearances WHERE node_id = ? AND incarnation = ?")?
@@ -78,19 +82,38 @@ impl Store {
         .await
     }
 
-    /// Revokes every certificate of a node. How many there were; absent: no such node.
+    /// Revokes every certificate of a node. Refusals from then on carry what the join service has signed of it. How many
+    /// there were; absent: no such node.
     ///
     /// # Errors
     /// See [`StoreError`].
-    pub async fn revoke(&self, node: NodeId) -> Result<Option<usize>, StoreError> {
+    pub async fn revoke(&self, node: NodeId, signed: Option<Bytes>) -> Result<Option<usize>, StoreError> {
         let now = self.clock();
         self.run(move |db| {
             if !known(db, &node)? {
                 return Ok(None);
             }
+            if let Some(envelope) = &signed {
+                let put =
+                    "INSERT OR REPLACE INTO signed_revocations (node_id, at_ms, envelope) VALUES (?, ?, ?)";
+                db.execute(put, params![node.as_str(), now().0, &envelope[..]])?;
+            }
             let serials = revoke(db, &node, None, Reason::CertificateRevoked, now())?;
             tell_its_gateway(db, &node, now())?;
             Ok(Some(serials.len()))
+        })
+        .await
+    }
+
+    /// What the join service has signed of a node's revocation, an encoded Envelope.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn signed_revocation(&self, node: NodeId) -> Result<Option<Vec<u8>>, StoreError> {
+        self.run(move |db| {
+            db.prepare_cached("SELECT envelope FROM signed_revocations WHERE node_id = ?")?
+                .query_row([node.as_str()], |row| row.get(0))
+                .optional()
         })
         .await
     }
@@ -118,7 +141,12 @@ impl Store {
             if told {
                 return Ok(());
             }
-            let detail = json!({"serial": renewing.serial, "reason": reason.token()});
+            let detail = json!({
+                "serial": renewing.serial,
+                "reason": reason.token(),
+                "incarnation": renewing.incarnation,
+                "session": renewing.session,
+            });
             events::add(db, now.0, RENEW_REFUSED, node, &detail)
         })
         .await
@@ -135,6 +163,7 @@ impl Store {
                 return Ok(None);
             }
             duplicates::forget(db, node.as_str())?;
+            db.execute("DELETE FROM signed_revocations WHERE node_id = ?", [node.as_str()])?;
             db.execute("DELETE FROM revocations WHERE node_id = ?", [node.as_str()]).map(Some)
         })
         .await
@@ -154,7 +183,7 @@ impl Store {
             let now = now();
             tell_its_gateway(db, &node, now)?;
             duplicates::forget(db, node.as_str())?;
-            for table in ["certs", "revocations", "nodes"] {
+            for table in ["certs", "revocations", "signed_revocations", "nodes"] {
                 db.execute(&format!("DELETE FROM {table} WHERE node_id = ?"), [node.as_str()])?;
             }
             let mut end = db.prepare(

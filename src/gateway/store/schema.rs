@@ -9,7 +9,7 @@ use rusqlite::Connection;
 use super::OpenError;
 
 /// The schema that this build writes.
-const SCHEMA: i64 = 6;
+const SCHEMA: i64 = 7;
 /// A store that is held by another process for this long while it is opened is given up.
 const OPENING: Duration = Duration::from_secs(10);
 
@@ -133,8 +133,20 @@ const LABELS: &str = "
 ALTER TABLE nodes ADD COLUMN labels TEXT NOT NULL DEFAULT '{}';
 ";
 
+/// What the seventh schema added: results until a worker has judged them, what it made of them, and revocations that the
+/// join service has signed, encoded Envelopes.
+const FACTS: &str = "
+CREATE TABLE facts (
+  number INTEGER PRIMARY KEY AUTOINCREMENT, node_id TEXT NOT NULL, command_id TEXT NOT NULL,
+  -- 1: the command ended by it.
+  ended INTEGER NOT NULL, claim BLOB NOT NULL);
+ALTER TABLE commands ADD COLUMN verdict TEXT NOT NULL DEFAULT '';
+CREATE TABLE signed_revocations (
+  node_id TEXT PRIMARY KEY, at_ms INTEGER NOT NULL, envelope BLOB NOT NULL) WITHOUT ROWID;
+";
+
 /// The steps from one schema to the next.
-const STEPS: [&str; 6] = [TABLES, NODE_EVENTS, SEVERAL, SIGNATURES, PLACES, LABELS];
+const STEPS: [&str; 7] = [TABLES, NODE_EVENTS, SEVERAL, SIGNATURES, PLACES, LABELS, FACTS];
 
 /// Opens or makes the file, 0600 from its creation.
 pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {

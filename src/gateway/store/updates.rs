@@ -4,7 +4,7 @@
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::json;
 
-use super::{Store, StoreError, corrupt, events, int};
+use super::{Store, StoreError, corrupt, events, facts, int};
 use crate::gateway::command_state::State;
 use crate::gateway::update::{End, Said, Update};
 use crate::model::{CommandId, Lane, NodeId, Reason, ServerTime};
@@ -37,6 +37,8 @@ pub enum Applied {
 pub struct Effects {
     /// One each.
     pub applied: Vec<Applied>,
+    /// A worker has something to judge.
+    pub to_judge: bool,
 }
 
 impl Effects {
@@ -87,13 +89,16 @@ pub(super) fn apply(
         .prepare_cached("SELECT 1 FROM nodes WHERE node_id = ? AND epoch = ?")?
         .exists(params![node.as_str(), int(epoch)])?;
     let applied = updates.iter().map(|update| apply_one(db, node, live, update, now));
-    Ok(Effects { applied: applied.collect::<Result<_, _>>()? })
+    let applied: Vec<Applied> = applied.collect::<Result<_, _>>()?;
+    let ends = applied.iter().any(|one| matches!(one, Applied::Ended(..) | Applied::Late(_)));
+    Ok(Effects { to_judge: ends && facts::wait(db)?, applied })
 }
 
 struct Row {
     id: CommandId,
     node: String,
     state: State,
+    kind: String,
     lane: Lane,
     body_sha256: Vec<u8>,
     backoff_ms: i64,
@@ -113,7 +118,7 @@ fn apply_one(
         // A result of a command that this store does not know (it was restored, say) is acked and kept all the
         // same: left unacked, it would come again for ever.
         None => match (&update.said, &update.id) {
-            (Said::Ended(end), Some(id)) => return late(db, node, id, update, end, now),
+            (Said::Ended(end), Some(id)) => return late(db, node, (id, None), update, end, now),
             _ => return Ok(Applied::Nothing),
         },
     };
@@ -125,9 +130,12 @@ fn apply_one(
     }
     match &update.said {
         Said::Ended(end) if row.state.is_terminal() && !mutant::is(Mutant::LateFactCounted) => {
-            late(db, node, &row.id, update, end, now)
+            late(db, node, (&row.id, Some(&row.kind)), update, end, now)
         }
-        Said::Ended(end) => ended(db, &row, end, now),
+        Said::Ended(end) => {
+            facts::add(db, node, (&row.id, Some(&row.kind)), update, true)?;
+            ended(db, &row, end, now)
+        }
         _ if !live => Ok(Applied::Nothing),
         Said::Refused { reason, detail, busy } => refused(db, &row, reason, detail, *busy, now),
         Said::Accepted => accepted(db, &row, now),
@@ -147,19 +155,20 @@ fn find(db: &Connection, node: &NodeId, update: &Update) -> rusqlite::Result<Opt
             backoff_ms: row.get(5)?,
             cancel_asked: row.get(6)?,
             deliveries: row.get(7)?,
+            kind: row.get(8)?,
         })
     };
     match &update.id {
         Some(id) => db
             .prepare_cached(
-                "SELECT id, node_id, state, lane, body_sha256, backoff_ms, cancel IS NOT NULL, deliveries
+                "SELECT id, node_id, state, lane, body_sha256, backoff_ms, cancel IS NOT NULL, deliveries, kind
                  FROM commands WHERE id = ?",
             )?
             .query_row([id.as_str()], read)
             .optional(),
         None => db
             .prepare_cached(
-                "SELECT id, node_id, state, lane, body_sha256, backoff_ms, cancel IS NOT NULL, deliveries
+                "SELECT id, node_id, state, lane, body_sha256, backoff_ms, cancel IS NOT NULL, deliveries, kind
                  FROM commands WHERE node_id = ? AND body_sha256 = ? AND state = 'dispatched'",
             )?
             .query_row(params![node.as_str(), update.body_sha256.0], read)
@@ -300,7 +309,7 @@ fn foreign(
 fn late(
     db: &Connection,
     node: &NodeId,
-    id: &CommandId,
+    (id, kind): (&CommandId, Option<&str>),
     update: &Update,
     end: &End,
     now: ServerTime,
@@ -308,7 +317,7 @@ fn late(
     db.prepare_cached("UPDATE commands SET late_facts = late_facts + 1 WHERE id = ?")?
         .execute([id.as_str()])?;
     // One row a distinct fact: a result that is only sent again until its ack arrives adds none.
-    db.prepare_cached(
+    let added = db.prepare_cached(
         "INSERT INTO late_facts (command_id, node_id, at_ms, body_sha256, state, reason, effect, message, output)
          SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9 WHERE NOT EXISTS (
            SELECT 1 FROM commands WHERE id = ?1 AND state = ?5 AND reason = ?6 AND output = ?9
@@ -325,6 +334,9 @@ fn late(
         end.message,
         end.output,
     ])?;
+    if added == 1 {
+        facts::add(db, node, (id, kind), update, false)?;
+    }
     Ok(Applied::Late(id.clone()))
 }
 

@@ -7,7 +7,7 @@ use crate::gateway::control::{CommandView, NodeView, Stats};
 use crate::model::{CommandId, NodeId, ServerTime};
 
 const COMMAND: &str = "SELECT id, node_id, kind, state, reason, message, effect, deliveries, attempt, output,
-  terminal_changes, late_facts, enqueued_ms, dispatched_ms, accepted_ms, ended_ms, why FROM commands";
+  terminal_changes, late_facts, enqueued_ms, dispatched_ms, accepted_ms, ended_ms, why, verdict FROM commands";
 
 fn command(row: &Row<'_>) -> rusqlite::Result<CommandView> {
     let (message, why): (String, String) = (row.get(5)?, row.get(16)?);
@@ -28,6 +28,7 @@ fn command(row: &Row<'_>) -> rusqlite::Result<CommandView> {
         dispatched_ms: row.get(13)?,
         accepted_ms: row.get(14)?,
         ended_ms: row.get(15)?,
+        verdict: row.get(17)?,
     })
 }
 

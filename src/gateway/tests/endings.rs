@@ -129,6 +129,71 @@ async fn a_renewal_that_is_refused_is_a_security_event_once_a_minute() {
 }
 
 #[tokio::test]
+async fn a_renewal_of_a_superseded_incarnation_is_refused_and_one_that_names_none_too() {
+    let gateway = Gateway::start().await;
+    let machine = gateway.machine().await;
+    let _first = machine.live(&gateway).await;
+    let next = pb::Hello { incarnation: "i-2".into(), ..machine.hello() };
+    let _next = machine.live_with(&gateway, next).await;
+    let channel = gateway.channel(Some(machine.identity())).await.expect("connected");
+    let mut client = pb::enrollment_client::EnrollmentClient::new(channel);
+    let mut renew = async |incarnation: Option<&'static str>| {
+        let mut request = tonic::Request::new(pb::RenewRequest::default());
+        let named = incarnation.map(|incarnation| (status::INCARNATION, incarnation));
+        for (name, value) in named.into_iter().chain([(status::SESSION, "s-1")]) {
+            request.metadata_mut().insert(name, tonic::metadata::MetadataValue::from_static(value));
+        }
+        token(&client.renew(request).await.expect_err("no proof"))
+    };
+    assert_eq!(renew(Some("i-1")).await, (Code::Aborted, Some(Reason::Superseded)));
+    let events = gateway.events("security.renew.refused").await;
+    let detail = &events[0].detail;
+    assert_eq!(
+        (&detail["reason"], &detail["incarnation"], &detail["session"]),
+        (&"superseded".into(), &"i-1".into(), &"s-1".into())
+    );
+    // Its own, and one that has not said Hello yet, get as far as the missing proof.
+    for own in ["i-2", "i-3"] {
+        assert_eq!(renew(Some(own)).await, (Code::InvalidArgument, Some(Reason::JoinInvalid)), "{own}");
+    }
+    for none in [None, Some("not an id")] {
+        assert_eq!(renew(none).await, (Code::InvalidArgument, Some(Reason::JoinInvalid)));
+    }
+    gateway.stop().await;
+}
+
+#[tokio::test]
+async fn whoever_was_revoked_for_good_is_told_so_by_what_was_signed_wherever_it_comes() {
+    let gateway = Gateway::start().await;
+    let machine = gateway.machine().await;
+    let signed = |refused: &Status| {
+        let value = refused.metadata().get_bin(status::REVOCATION)?.to_bytes().ok()?;
+        Some(<pb::Envelope as prost::Message>::decode(value).expect("an envelope").payload_type)
+    };
+    let mut session = machine.live(&gateway).await;
+    gateway.operator().await.revoke(machine.id(), true).await.expect("revoked");
+    let revocation = Some("application/vnd.bcd.v1.revocation".to_owned());
+    let ended = session.end().await;
+    assert_eq!(token(&ended), (Code::Unauthenticated, Some(Reason::CertificateRevoked)));
+    assert_eq!(signed(&ended), revocation);
+    let refused = machine.open(&gateway, machine.hello()).await.err().expect("refused");
+    assert_eq!(token(&refused), (Code::Unauthenticated, Some(Reason::CertificateRevoked)));
+    assert_eq!(signed(&refused), revocation);
+    let channel = gateway.channel(Some(machine.identity())).await.expect("connected");
+    let mut client = pb::enrollment_client::EnrollmentClient::new(channel);
+    let mut request = tonic::Request::new(pb::RenewRequest::default());
+    request.metadata_mut().insert(status::INCARNATION, tonic::metadata::MetadataValue::from_static("i-1"));
+    assert_eq!(signed(&client.renew(request).await.expect_err("refused")), revocation);
+    // What is not for good any more brings none.
+    let mut operator = gateway.operator().await;
+    operator.unrevoke(machine.id()).await.expect("taken back");
+    operator.revoke(machine.id(), false).await.expect("revoked");
+    let refused = machine.open(&gateway, machine.hello()).await.err().expect("refused");
+    assert_eq!((token(&refused).1, signed(&refused)), (Some(Reason::CertificateRevoked), None));
+    gateway.stop().await;
+}
+
+#[tokio::test]
 async fn a_call_that_is_not_built_is_told_so_by_its_code_and_no_token() {
     let gateway = Gateway::start().await;
     let machine = gateway.machine().await;

@@ -64,6 +64,8 @@ pub enum CsrError {
 /// A verified CSR.
 pub struct Csr {
     public_key: rcgen::SubjectPublicKeyInfo,
+    /// The key, as it verifies.
+    pub key: PublicKey,
     /// SHA-256 of its public key.
     pub spki: Digest,
 }
@@ -229,7 +231,8 @@ impl Csr {
         }
         let spki = csr.public_key.subject_public_key_info();
         let public_key = rcgen::SubjectPublicKeyInfo::from_der(&spki).map_err(CsrError::Unreadable)?;
-        Ok(Self { public_key, spki: Digest::of(&spki) })
+        let key = PublicKey::from_spki(&spki).map_err(|_| CsrError::Key)?;
+        Ok(Self { public_key, key, spki: Digest::of(&spki) })
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::link::Where;
 use super::serve::OPERATOR_SOCKET;
-use super::{Draft, Order, TicketTerms, Told, Worker};
+use super::{Draft, FactView, Order, TicketTerms, Told, Worker};
 use crate::clock::Clock;
 use crate::gateway::lines::{ClientError, Listener};
 use crate::model::{CommandId, NodeId};
@@ -59,6 +59,17 @@ impl Desk {
     /// See [`ClientError`].
     pub async fn revoke_for_good(&self, node: NodeId) -> Result<Envelope, ClientError> {
         self.signed(Order::RevokeForGood(node)).await
+    }
+
+    /// What the worker has made of results, behind a number: at most a thousand.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn facts(&self, after: u64) -> Result<Vec<FactView>, ClientError> {
+        match self.order(Order::Facts { after }).await? {
+            Told::Facts(facts) => Ok(facts),
+            _ => Err(ClientError::Otherwise(Listener::Worker)),
+        }
     }
 
     /// An order that is carried out there.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior, params};
 
 pub use self::rejoin::RejoinTry;
+use super::facts;
 use super::ticket::Grant;
 use crate::gateway::store::{corrupt, int, uint};
 use crate::model::{Digest, NodeId, Reason, Role, ServerTime};
@@ -139,7 +140,7 @@ impl Refusal {
 }
 
 /// The tables.
-pub struct Enrolment(Connection);
+pub struct Enrolment(pub(super) Connection);
 
 impl Enrolment {
     /// Opens or makes the file, 0600 from its creation.
@@ -157,14 +158,18 @@ impl Enrolment {
         db.busy_timeout(BUSY)?;
         db.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
         db.pragma_update(None, "synchronous", "FULL")?;
-        db.execute_batch(&format!("BEGIN IMMEDIATE; {TABLES} COMMIT"))?;
-        // Files of earlier builds have none of it. Whoever opens at the same time may have been first.
-        for table in ["tokens", "nodes"] {
-            let has = "SELECT 1 FROM pragma_table_info(?) WHERE name = 'labels'";
-            if !db.prepare(has)?.exists([table])? {
-                let add = format!("ALTER TABLE {table} ADD COLUMN labels TEXT NOT NULL DEFAULT '{{}}'");
+        db.execute_batch(&format!("BEGIN IMMEDIATE; {TABLES} {} COMMIT", facts::TABLE))?;
+        // Files of earlier builds have none of it. Whoever opens at the same time may have been first. A key that is not
+        // known verifies nothing: its node has another by its next renewal.
+        for (table, column, default) in
+            [("tokens", "labels", "{}"), ("nodes", "labels", "{}"), ("certificates", "public_key", "")]
+        {
+            let has = "SELECT 1 FROM pragma_table_info(?) WHERE name = ?";
+            if !db.prepare(has)?.exists([table, column])? {
+                let add =
+                    format!("ALTER TABLE {table} ADD COLUMN {column} TEXT NOT NULL DEFAULT '{default}'");
                 if let Err(error) = db.execute_batch(&add)
-                    && !db.prepare(has)?.exists([table])?
+                    && !db.prepare(has)?.exists([table, column])?
                 {
                     return Err(error);
                 }
@@ -300,13 +305,20 @@ impl Enrolment {
         &self,
         serial: &str,
         node: &Enrolled,
-        spki: Digest,
+        key: &PublicKey,
         not_after: ServerTime,
     ) -> rusqlite::Result<()> {
         self.0.execute(
-            "INSERT INTO certificates (serial, node_id, generation, spki_sha256, not_after_ms)
-             VALUES (?, ?, ?, ?, ?)",
-            params![serial, node.node.as_str(), int(node.generation), spki.hex(), not_after.0],
+            "INSERT INTO certificates (serial, node_id, generation, spki_sha256, not_after_ms, public_key)
+             VALUES (?, ?, ?, ?, ?, ?)",
+            params![
+                serial,
+                node.node.as_str(),
+                int(node.generation),
+                key.id().hex(),
+                not_after.0,
+                key.to_string()
+            ],
         )?;
         Ok(())
     }

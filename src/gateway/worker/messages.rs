@@ -47,6 +47,8 @@ pub enum Ask {
         /// The report.
         report: Envelope,
     },
+    /// Results to judge, each with the node that it came from.
+    Facts(Vec<Claim>),
 }
 
 /// What the operator orders.
@@ -72,6 +74,11 @@ pub enum Order {
     Unrevoke(NodeId),
     /// Forgets a node: its machine needs a new ticket.
     Forget(NodeId),
+    /// What was made of results, behind a number.
+    Facts {
+        /// The number.
+        after: u64,
+    },
 }
 
 /// What the operator wants of a ticket.
@@ -141,6 +148,10 @@ pub enum Told {
     Renewed(Der, Box<Noted>),
     /// To Leave: the node that is no more.
     Left(NodeId),
+    /// To Facts of a gateway: one each, in their order.
+    Judged(Vec<Judged>),
+    /// To Facts of the operator: oldest first, at most a thousand.
+    Facts(Vec<FactView>),
     /// To Ticket: its one line.
     Ticket(String),
     /// To Bundle.
@@ -172,6 +183,51 @@ pub enum Told {
     },
     /// What was asked cannot be done.
     Failed(String),
+}
+
+/// What a node has said of a command's end, as a gateway has it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Claim {
+    /// From whom it came.
+    pub node: NodeId,
+    /// The CommandUpdate, encoded.
+    pub update: Der,
+}
+
+/// What the worker makes of one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Judged {
+    /// Why it does not hold; absent: it does.
+    pub refused: Option<Reason>,
+    /// For people.
+    pub message: String,
+}
+
+/// The same, as the worker keeps it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FactView {
+    /// Its number.
+    pub number: u64,
+    /// When it came first, ms since the Unix epoch by the worker's clock.
+    pub at_ms: i64,
+    /// The command.
+    pub command: CommandId,
+    /// Whose: as signed, or, of what does not hold, as claimed.
+    pub node: NodeId,
+    /// `succeeded`, `failed`, `cancelled` or `rejected`.
+    pub state: String,
+    /// Reason token; empty for none.
+    pub reason: String,
+    /// `none`, `complete` or `unknown`.
+    pub effect: String,
+    /// Executions.
+    pub attempt: u32,
+    /// Of the certificate under which it holds; empty where it does not.
+    pub serial: String,
+    /// Why it does not hold, a token; empty: it does.
+    pub refused: String,
+    /// For people.
+    pub detail: String,
 }
 
 /// What a gateway notes of a certificate that was issued.

@@ -11,6 +11,7 @@ mod challenge;
 mod child;
 mod desk;
 mod enrol;
+mod facts;
 mod keys;
 mod link;
 mod messages;
@@ -37,7 +38,7 @@ pub(super) use enrol::Enrolled;
 use enrol::{Enrolment, JoinTry};
 use keys::{Keys, KeysError};
 pub use link::Link;
-pub use messages::{Ask, Draft, Noted, Order, TicketTerms, Told};
+pub use messages::{Ask, Claim, Draft, FactView, Judged, Noted, Order, TicketTerms, Told};
 pub use serve::{ServeError, run};
 use ticket::{Grant, Ticket};
 
@@ -186,6 +187,7 @@ impl Worker {
             Ask::Renew { request, leaf } => self.renew(&request.0, &leaf.0, now),
             Ask::Bundle => self.newest_bundle(now),
             Ask::Leave { node, report } => self.leave(&node, &report, now),
+            Ask::Facts(claims) => self.facts(&claims, now),
         })
     }
 
@@ -199,6 +201,7 @@ impl Worker {
             Order::RevokeForGood(node) => self.revocation(node, now),
             Order::Unrevoke(node) => self.set_revoked(&node, false),
             Order::Forget(node) => self.forget(&node),
+            Order::Facts { after } => self.facts_after(after),
         })
     }
 
@@ -520,7 +523,7 @@ impl Worker {
         failpoint::hit(failpoint::WORKER_LETS_IN);
         let certificate =
             self.with_rng(|rng| self.ca.sign(csr, &node, &self.trust_domain, life, now, rng))?;
-        enrolment.add_certificate(&certificate.serial, &node, csr.spki, certificate.not_after)?;
+        enrolment.add_certificate(&certificate.serial, &node, &csr.key, certificate.not_after)?;
         failpoint::hit(failpoint::WORKER_ISSUED);
         drop(enrolment);
         let issued = Issued {

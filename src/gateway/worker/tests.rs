@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use rcgen::{CertificateParams, KeyPair};
+use rcgen::{CertificateParams, KeyPair, PublicKeyData as _};
 
 use super::*;
 use crate::wire::bundle::Trust;
@@ -10,11 +10,11 @@ use crate::wire::report::LeaveKind;
 
 mod rejoin;
 
-const NOW: ServerTime = ServerTime(1_800_000_000_000);
+pub(super) const NOW: ServerTime = ServerTime(1_800_000_000_000);
 const HOUR: Duration = Duration::from_secs(3600);
 
-struct Lab {
-    worker: Worker,
+pub(super) struct Lab {
+    pub(super) worker: Worker,
     options: Options,
     _dir: tempfile::TempDir,
 }
@@ -39,13 +39,13 @@ impl Pins {
 }
 
 /// A machine with a certificate.
-struct Node {
-    pair: KeyPair,
-    issued: Issued,
+pub(super) struct Node {
+    pub(super) pair: KeyPair,
+    pub(super) issued: Issued,
     trust: Trust,
 }
 
-fn lab() -> Lab {
+pub(super) fn lab() -> Lab {
     let dir = tempfile::tempdir().unwrap();
     let options = Options {
         state: dir.path().join("worker"),
@@ -93,7 +93,7 @@ impl Lab {
         self.worker.answer(Ask::Join(Der(request.encode_to_vec().into())), NOW)
     }
 
-    fn node(&self) -> Node {
+    pub(super) fn node(&self) -> Node {
         let (pins, pair) = (self.pins(), KeyPair::generate().unwrap());
         let Told::Joined(response, noted) = self.join_as(&pins, &pair, None) else { panic!("not joined") };
         let response = pb::JoinResponse::decode(&*response.0).unwrap();
@@ -106,7 +106,7 @@ impl Lab {
         Node { pair, issued, trust }
     }
 
-    fn renew(&self, node: &Node, at: ServerTime, change: impl FnOnce(&mut RenewProof)) -> Told {
+    pub(super) fn renew(&self, node: &Node, at: ServerTime, change: impl FnOnce(&mut RenewProof)) -> Told {
         self.renew_signed_by(node, &node.pair, at, change)
     }
 
@@ -117,7 +117,31 @@ impl Lab {
         at: ServerTime,
         change: impl FnOnce(&mut RenewProof),
     ) -> Told {
-        let csr = request(&KeyPair::generate().unwrap());
+        self.renew_to(&KeyPair::generate().unwrap(), node, signer, at, change)
+    }
+
+    /// The node with its next certificate.
+    pub(super) fn renewed(&self, node: &Node) -> Node {
+        let (pins, pair) = (self.pins(), KeyPair::generate().unwrap());
+        let told = self.renew_to(&pair, node, &node.pair, NOW, |_| {});
+        let Told::Renewed(response, _) = told else { panic!("{told:?}") };
+        let response = pb::RenewResponse::decode(&*response.0).unwrap();
+        let envelope = |envelope: Option<pb::Envelope>| read_envelope(envelope.unwrap()).unwrap();
+        let signed = envelope(response.signed_response);
+        let RenewAnswer(issued) = verify_document(&signed, &pins.key, None).unwrap().into_inner();
+        let trust = Trust::verify(envelope(response.trust_bundle), &pins.key, "lab.example").unwrap();
+        Node { pair, issued, trust }
+    }
+
+    fn renew_to(
+        &self,
+        pair: &KeyPair,
+        node: &Node,
+        signer: &KeyPair,
+        at: ServerTime,
+        change: impl FnOnce(&mut RenewProof),
+    ) -> Told {
+        let csr = request(pair);
         let mut proof = RenewProof {
             trust_domain: "lab.example".into(),
             node_id: node.issued.node_id.clone(),
@@ -327,8 +351,9 @@ fn a_node_older_than_a_revocation_is_long_is_revoked_by_the_certificates_that_ca
         role: Role::Host,
         generation: node.issued.identity_generation,
     };
+    let key = PublicKey::from_spki(&KeyPair::generate().unwrap().subject_public_key_info()).unwrap();
     let add = |serial: &str, until| {
-        lab.worker.enrolment().add_certificate(serial, &enrolled, Digest::of(b"key"), until).unwrap();
+        lab.worker.enrolment().add_certificate(serial, &enrolled, &key, until).unwrap();
     };
     add("old", NOW.minus(7 * day));
     add("late", NOW.minus(7 * day).plus(Duration::from_secs(1)));

@@ -6,7 +6,13 @@ use rand::SeedableRng as _;
 use super::*;
 
 fn end(kind: EndKind, reason: Option<Reason>, pushback_ms: Option<u64>) -> LinkEnd {
-    LinkEnd { kind, reason, pushback: pushback_ms.map(Duration::from_millis), detail: "its words".into() }
+    LinkEnd {
+        kind,
+        reason,
+        pushback: pushback_ms.map(Duration::from_millis),
+        revocation: None,
+        detail: "its words".into(),
+    }
 }
 
 fn endpoints(count: u16) -> Vec<Endpoint> {

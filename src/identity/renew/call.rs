@@ -113,5 +113,5 @@ fn challenge(refused: &Status) -> Option<Challenge> {
 
 /// The end of a call whose answer cannot be used.
 pub fn unusable(detail: &str) -> LinkEnd {
-    LinkEnd { kind: EndKind::Refused, reason: None, pushback: None, detail: detail.into() }
+    LinkEnd { kind: EndKind::Refused, reason: None, pushback: None, revocation: None, detail: detail.into() }
 }

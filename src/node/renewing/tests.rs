@@ -61,6 +61,7 @@ fn node(mark: Option<ServerTime>, signed: Option<ServerTime>) -> Node {
         conditions: Conditions::new(Arc::new(TokioClock::starting_at(0))),
         session,
         incarnation: Incarnation::new("i-1").unwrap(),
+        notices: mpsc::channel(1).0,
         replaced: Arc::default(),
         rng: rand::SeedableRng::seed_from_u64(7),
     };

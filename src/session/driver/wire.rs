@@ -7,12 +7,13 @@ use tokio::sync::mpsc;
 
 use super::{Driver, frame};
 use crate::failpoint;
-use crate::journal::{EventPage, Journal, Unacked};
+use crate::journal::{Durable, EventPage, Journal, Unacked};
 use crate::model::limits::{EVENT_BATCH, EVENT_BATCH_BYTES, HELLO_RESULTS_BYTES};
-use crate::model::{Answer, AnswerState, Command, Digest, Reason};
+use crate::model::{Answer, AnswerState, Command, Digest, Done, Reason};
 use crate::session::load;
 use crate::session::machine::Beat;
 use crate::session::outbox::{Outgoing, result_frame};
+use crate::session::signing::sign;
 use crate::wire::frames::{Delivery, command_update, event_batch};
 use crate::wire::pb;
 use crate::wire::pb::node_frame::Frame;
@@ -53,11 +54,31 @@ impl Driver {
                 }
             }
             Outgoing::Result(done) => {
-                if self.resend.take(&done.id) && self.send(Frame::CommandUpdate(result_frame(&done))) {
-                    failpoint::hit(failpoint::RESULT_SENT);
+                if self.resend.take(&done.id) {
+                    self.say_result(done);
                 }
             }
         }
+    }
+
+    /// Sends a result, once it is signed where its kind asks for it.
+    pub(super) fn say_result(&mut self, done: Durable<Done>) {
+        if done.to_sign {
+            let signer = self.parts.credentials.signer.clone();
+            self.signing = Some(sign(signer, done, self.working_now()).boxed());
+        } else {
+            self.send_result(result_frame(&done));
+        }
+    }
+
+    pub(super) fn send_result(&mut self, update: pb::CommandUpdate) {
+        if self.send(Frame::CommandUpdate(update)) {
+            failpoint::hit(failpoint::RESULT_SENT);
+        }
+    }
+
+    fn results_wait(&self) -> bool {
+        self.resend.rest_waits() || self.signing.is_some()
     }
 
     /// Queues a frame; a link that takes none has ended, which its next receive tells.
@@ -91,7 +112,7 @@ impl Driver {
 
     /// Results go first, and keep places of the queue free for those that end while a batch is on its way.
     fn pump_events(&mut self) {
-        if self.resend.rest_waits() {
+        if self.results_wait() {
             return;
         }
         while self.room() > KEPT_FOR_RESULTS
@@ -119,7 +140,7 @@ impl Driver {
     /// Hello had no room for go before it. They hold it for one interval at most: the second one replaces it.
     fn say_heartbeat(&mut self) {
         if let Some(beat) = self.heartbeat
-            && !(beat.seq == 1 && self.resend.rest_waits())
+            && !(beat.seq == 1 && self.results_wait())
             && self.link.as_ref().is_some_and(|link| link.room() > 0)
             && self.send(Frame::Heartbeat(self.heartbeat_frame(beat)))
         {
@@ -129,11 +150,10 @@ impl Driver {
 
     fn say_results(&mut self) {
         while self.room() > 0
+            && self.signing.is_none()
             && let Some(done) = self.resend.next()
         {
-            if self.send(Frame::CommandUpdate(result_frame(&done))) {
-                failpoint::hit(failpoint::RESULT_SENT);
-            }
+            self.say_result(done);
         }
     }
 

@@ -53,7 +53,7 @@ fn ack(seq: u64) -> Input {
 }
 
 fn end(kind: EndKind, reason: Option<Reason>) -> LinkEnd {
-    LinkEnd { kind, reason, pushback: None, detail: "the peer's words".into() }
+    LinkEnd { kind, reason, pushback: None, revocation: None, detail: "the peer's words".into() }
 }
 
 fn offered(not_after: ServerTime) -> Offered {

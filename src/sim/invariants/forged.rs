@@ -1,8 +1,9 @@
 //! What gateways made up.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Verdict;
+use super::telling::losses_since;
 use crate::gateway::lies::{FORGED, FORGED_VERSION, Lie};
 use crate::model::Reason;
 use crate::sim::history::Evidence;
@@ -10,7 +11,8 @@ use crate::sim::load::Class;
 
 /// I9: nothing that a gateway alone can make causes an effect, a cancellation, or a move of identity. A node takes the
 /// commands that were handed over for it and no others, by its own events; nothing forged left a line of its own; every
-/// forgery that was answered was refused; and nothing was cancelled that nobody cancelled.
+/// forgery that was answered was refused; nothing was cancelled that nobody cancelled; and the worker holds true of results
+/// what their nodes have said.
 pub(super) fn nothing_forged_counts(evidence: &Evidence) -> Verdict {
     let mut broken = Vec::new();
     for id in evidence.witness.keys().filter(|id| id.starts_with(FORGED)) {
@@ -55,8 +57,40 @@ pub(super) fn nothing_forged_counts(evidence: &Evidence) -> Verdict {
             broken.push(format!("{} on {} was cancelled by nobody", row.id, row.node));
         }
     }
+    let facts = verified_as_told(evidence, &home, &mut broken);
     let forgeries = evidence.lies().filter(|told| told.lie.forges()).count();
-    Verdict::new("I9", forgeries + transitions, "forgeries and transitions", broken)
+    Verdict::new("I9", forgeries + transitions + facts, "forgeries, transitions and signed results", broken)
+}
+
+/// What the worker holds true of results is what their nodes have told of the same ends. How many it was asked of.
+fn verified_as_told(evidence: &Evidence, home: &BTreeMap<&str, &str>, broken: &mut Vec<String>) -> usize {
+    let swallowed = evidence.swallowed();
+    // Two journals may tell of two ends, and one of the two may be lost.
+    let unsure = evidence.commands.iter().filter(|row| {
+        evidence.had_twin(row)
+            || losses_since(evidence, row).next().is_some()
+            || swallowed.ends.contains(row.id.as_str())
+    });
+    let unsure: BTreeSet<&str> = unsure.map(|row| row.id.as_str()).collect();
+    let mut told = BTreeMap::<&str, BTreeSet<String>>::new();
+    for event in evidence.told.iter().filter(|event| event.kind == "command.done") {
+        let text = |field: &str| event.body[field].as_str().unwrap_or_default();
+        told.entry(text("id")).or_default().insert(text("state").to_lowercase());
+    }
+    for fact in &evidence.facts {
+        let id = fact.command.as_str();
+        if !fact.refused.is_empty() {
+            continue;
+        }
+        if home.get(id) != Some(&fact.node.as_str()) {
+            broken.push(format!("the worker took a result of {id} from {}, which never had it", fact.node));
+        }
+        let said = told.get(id).filter(|_| !unsure.contains(id));
+        if said.is_some_and(|states| !states.contains(&fact.state)) {
+            broken.push(format!("the worker took {id} for {}, and its node never said so", fact.state));
+        }
+    }
+    evidence.facts.len()
 }
 
 /// Whether a node may answer a forgery so. A node that stops, or is flooded, looks at nothing. What another node was sent is

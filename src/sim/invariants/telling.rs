@@ -74,7 +74,10 @@ pub fn every_end_told(evidence: &Evidence) -> bool {
 }
 
 /// Journals lost since the command came to its node: each may have held its end.
-fn losses_since<'a>(evidence: &'a Evidence, row: &'a CommandView) -> impl Iterator<Item = i64> + 'a {
+pub(super) fn losses_since<'a>(
+    evidence: &'a Evidence,
+    row: &'a CommandView,
+) -> impl Iterator<Item = i64> + 'a {
     let since = row.dispatched_ms;
     lost_journals(evidence, &row.node).filter(move |at| *at >= since)
 }

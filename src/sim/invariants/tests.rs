@@ -4,6 +4,7 @@ use super::*;
 use std::time::Duration;
 
 use crate::gateway::control::{EventView, NodeEventView, NodeView};
+use crate::gateway::worker::FactView;
 use crate::model::{CommandId, NodeId};
 use crate::sim::faults::Blow;
 use crate::sim::history::{Handed, Moment, Runs, Struck};
@@ -23,6 +24,7 @@ fn view(id: &str, state: &str, reason: &str) -> CommandView {
         output: String::new(),
         terminal_changes: 1,
         late_facts: 0,
+        verdict: String::new(),
         enqueued_ms: 1,
         dispatched_ms: 2,
         accepted_ms: 3,
@@ -379,6 +381,42 @@ fn a_forgery_that_ran_was_answered_or_told_of_breaks_i9() {
     }
     let true_one = serde_json::json!({ "version": 2 });
     assert_eq!(broken(|evidence| evidence.told.push(node_told("trust-bundle.taken", true_one))), [""; 0]);
+}
+
+fn fact(command: &str, node: &str, state: &str, refused: &str) -> FactView {
+    FactView {
+        number: 1,
+        at_ms: 1,
+        command: CommandId::new(command).expect("an id"),
+        node: NodeId::new(node).expect("an id"),
+        state: state.into(),
+        reason: String::new(),
+        effect: "complete".into(),
+        attempt: 1,
+        serial: "0a".into(),
+        refused: refused.into(),
+        detail: String::new(),
+    }
+}
+
+#[test]
+fn a_forged_result_that_the_worker_holds_true_breaks_i9_and_one_that_it_refused_does_not() {
+    let holds = |node: &'static str, state: &'static str, refused: &'static str| {
+        move |evidence: &mut Evidence| {
+            let end = evidence.told.iter_mut().find(|event| event.body["id"] == "c-0").expect("an end");
+            end.body["state"] = "SUCCEEDED".into();
+            evidence.facts.push(fact("c-0", node, state, refused));
+        }
+    };
+    assert_eq!(broken(holds("n-1", "succeeded", "")), [""; 0]);
+    assert_eq!(broken(holds("n-1", "failed", "")), ["I9"]);
+    assert_eq!(broken(holds("n-2", "succeeded", "")), ["I9"], "another node's");
+    assert_eq!(broken(holds("n-1", "failed", "result-altered")), [""; 0]);
+    let after_a_loss = |evidence: &mut Evidence| {
+        holds("n-1", "failed", "")(evidence);
+        struck(evidence, 3, Blow::JournalLoss);
+    };
+    assert_eq!(broken(after_a_loss), [""; 0], "the lost journal may have told of it");
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn no_stream(error: &ConnectError) -> LinkEnd {
 /// What a failed handshake means.
 fn tls_end(endpoint: &Endpoint, error: &std::io::Error) -> LinkEnd {
     let tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
-    let end = |kind, reason, detail| LinkEnd { kind, reason, pushback: None, detail };
+    let end = |kind, reason, detail| LinkEnd { kind, reason, pushback: None, revocation: None, detail };
     match tls {
         Some(rustls::Error::InvalidCertificate(certificate)) => {
             let kind = untrusted(certificate);

@@ -106,7 +106,13 @@ impl GrpcLink {
                 Incoming::Failed(status) => return Err(self.connection.end_of(status).await),
                 Incoming::Closed => {
                     let detail = "the gateway closed the session".into();
-                    return Err(LinkEnd { kind: EndKind::Closed, reason: None, pushback: None, detail });
+                    return Err(LinkEnd {
+                        kind: EndKind::Closed,
+                        reason: None,
+                        pushback: None,
+                        revocation: None,
+                        detail,
+                    });
                 }
             };
         }

@@ -112,7 +112,7 @@ async fn a_released_quarantine_lets_the_node_in_and_counts_anew() {
 async fn a_revoked_certificate_is_told_apart_from_a_quarantined_one() {
     let bench = Bench::new().await;
     let live = bench.live("i-1").await;
-    assert_eq!(bench.store.revoke(bench.node.clone()).await.expect("stored"), Some(1));
+    assert_eq!(bench.store.revoke(bench.node.clone(), None).await.expect("stored"), Some(1));
     let refused = bench.hello(bench.facts("i-1")).await.err();
     assert_eq!(refused, Some(HelloRefusal::Revoked(Reason::CertificateRevoked)));
     let written = bench.store.disconnected(live, bench.now(), "certificate-revoked").await.expect("stored");

@@ -3,7 +3,7 @@ use crate::gateway::store::tests::{BODY, Bench};
 use crate::model::Digest;
 
 async fn say(bench: &Bench, epoch: u64, said: Said) -> Effects {
-    let update = Update { id: Some(bench.id.clone()), body_sha256: Digest::of(BODY), said };
+    let update = Update { id: Some(bench.id.clone()), body_sha256: Digest::of(BODY), said, fact: None };
     bench.store.updates(bench.node.clone(), epoch, vec![update], bench.now()).await.expect("stored")
 }
 
