@@ -22,7 +22,7 @@ BENCH_STATE ?= $(TARGET)/bench
 # Options of `bcd bench agent`, as in: make bench AGENT="--duration 1h --program target/dist/bcd"
 AGENT ?= --duration 2m --nodes 1000
 
-.PHONY: help tools build test check sim bench bench-build bench-check crash flood bless cargodeb deb test-systemd
+.PHONY: help tools build test check sim bench bench-build bench-check crash fuzz flood bless cargodeb deb test-systemd
 
 help: ## this list
 	@echo "bcd: make TARGET"
@@ -74,10 +74,17 @@ bench: bench-build ## what the node costs, each figure a ratio with its aim (doc
 bench-check: bench-build ## the figures that hold on a noisy machine: counts exactly, ratios at 1.15 times their aim
 	$(TARGET)/release/bcd bench journal --state $(BENCH_STATE) --check
 	$(TARGET)/release/bcd bench session --state $(BENCH_STATE) --check
+	$(TARGET)/release/bcd bench agent --state $(BENCH_STATE) --duration 1m --rounds 1 --check
 
 crash: tools ## kill -9 the real binary N times at random steps, programs in flight, and E times in joins and renewals (N=1000 E=300)
 	BCD_CRASH_KILLS=$(N) BCD_CRASH_ENROLMENTS=$(E) cargo test $(FEATURES) --test it -- \
 	  crash::random crash::enrolment::kills --nocapture --test-threads 1
+
+# Seconds of `make fuzz` for each target.
+SECONDS ?= 600
+
+fuzz: tools ## hostile bytes against every parser of what a peer sends, each for SECONDS=600 (docs/decisions/0096-hostile-bytes.md)
+	BCD_FUZZ_SECONDS=$(SECONDS) cargo test $(FEATURES) --test fuzz -- --nocapture
 
 flood: tools ## a program that writes 10 GiB: bounded memory and disk, and the true result (a minute)
 	cargo test $(FEATURES) --lib -- --ignored --exact \

@@ -16,7 +16,7 @@ use super::fleet;
 use super::lab::{Lab, LabError};
 use super::proc::{Process, Usage};
 use super::{Aim, Figure, Part};
-use crate::gateway::control::{Request, Response};
+use crate::gateway::control::{NodeView, Request, Response};
 use crate::gateway::worker::Draft;
 use crate::model::NodeId;
 
@@ -65,11 +65,11 @@ pub async fn run(options: &Options) -> Result<Vec<Figure>, LabError> {
     Ok(figures(number(options.nodes), &held, (ours, theirs), back))
 }
 
-fn number(count: usize) -> f64 {
+pub(super) fn number(count: usize) -> f64 {
     u32::try_from(count).map_or(f64::NAN, f64::from)
 }
 
-fn start_nodes(lab: &Lab, nodes: usize) -> Result<Vec<Process>, LabError> {
+pub(super) fn start_nodes(lab: &Lab, nodes: usize) -> Result<Vec<Process>, LabError> {
     let mut fleets = Vec::new();
     for first in (0..nodes).step_by(IN_A_PROCESS) {
         let count = IN_A_PROCESS.min(nodes - first);
@@ -113,7 +113,7 @@ async fn hold(lab: &Lab, options: &Options) -> Result<Held, LabError> {
             _ = look.tick() => held.fewest = held.fewest.min(lab.count_sessions().await?),
             _ = next.tick() => {
                 let Some(node) = nodes.get(rng.random_range(0..nodes.len().max(1))) else { continue };
-                give(lab, node).await?;
+                give(lab, &node.node).await?;
                 held.given += 1;
             }
         }
@@ -132,9 +132,9 @@ async fn hold(lab: &Lab, options: &Options) -> Result<Held, LabError> {
     Ok(held)
 }
 
-async fn nodes(lab: &Lab) -> Result<Vec<NodeId>, LabError> {
+pub(super) async fn nodes(lab: &Lab) -> Result<Vec<NodeView>, LabError> {
     match lab.ask(&Request::Nodes).await? {
-        Response::Nodes(nodes) => Ok(nodes.into_iter().map(|view| view.node).collect()),
+        Response::Nodes(nodes) => Ok(nodes),
         _ => Err(LabError::Answer),
     }
 }
@@ -151,7 +151,7 @@ fn rss_mib(pid: u32) -> f64 {
 }
 
 /// The value that so many of a hundred do not exceed.
-fn percentile(sorted: &[i64], percent: usize) -> f64 {
+pub(super) fn percentile(sorted: &[i64], percent: usize) -> f64 {
     let rank = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
     sorted.get(rank).and_then(|ms| i32::try_from(*ms).ok()).map_or(f64::NAN, f64::from)
 }

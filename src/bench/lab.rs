@@ -22,7 +22,7 @@ use crate::model::{Incarnation, Machine};
 use crate::wire::tls::BUILD_TIME;
 
 /// Longest wait for a gateway's first answer, or for sessions to be there.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(20);
 /// Joins at a time: the gateway admits 200 a second.
 const JOINS: usize = 16;
@@ -68,6 +68,8 @@ pub enum LabError {
     File(#[from] std::io::Error),
 }
 
+/// The directory of the gateway that has store and worker.
+const FIRST: &str = "gateway";
 /// Ports below the range from which the kernel takes clients' ports: a gateway that starts again must find its own free.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
 const PORT_TRIES: u32 = 100;
@@ -115,6 +117,26 @@ impl Lab {
         self.answers().await
     }
 
+    /// Starts one more gateway over the same store and worker; `name` is its directory and its log.
+    pub(super) async fn beside(&self, name: &str) -> Result<Process, LabError> {
+        let first = self.at(FIRST);
+        let mut command = command(&self.exe, &self.at(name), self.heartbeat, free_port()?);
+        command.arg("--store").arg(&first).arg("--worker").arg(first.join("worker"));
+        let log = format!("{name}.log");
+        let mut gateway = start(&mut command, &self.at(&log))?;
+        let until = Instant::now() + PATIENCE;
+        while Client::connect(&self.at(name)).await.is_err() {
+            if gateway.has_ended() {
+                return Err(LabError::Ended("a gateway beside it", self.log(&log)));
+            }
+            if Instant::now() > until {
+                return Err(LabError::Slow { what: "a gateway beside it" });
+            }
+            sleep(POLL).await;
+        }
+        Ok(gateway)
+    }
+
     /// The gateway's process.
     pub(super) fn gateway(&self) -> u32 {
         self.gateway.id()
@@ -144,16 +166,16 @@ impl Lab {
 
     /// Asks the gateway once.
     pub(super) async fn ask(&self, request: &Request) -> Result<Response, ClientError> {
-        Client::connect(&self.at("gateway")).await?.call(request).await
+        Client::connect(&self.at(FIRST)).await?.call(request).await
     }
 
     /// Puts a command into its node's queue.
     pub(super) async fn enqueue(&self, draft: Draft) -> Result<(), ClientError> {
-        Operator::connect(&self.at("gateway"), self.desk()).await?.enqueue(draft).await.map(drop)
+        Operator::connect(&self.at(FIRST), self.desk()).await?.enqueue(draft).await.map(drop)
     }
 
     fn desk(&self) -> Desk {
-        Desk::at(&self.at("gateway").join("worker"))
+        Desk::at(&self.at(FIRST).join("worker"))
     }
 
     /// Joins so many nodes; their state directories are `folder`/0, `folder`/1, and so on.
@@ -191,13 +213,17 @@ impl Lab {
 }
 
 fn gateway(exe: &Path, place: &Path, heartbeat: &str, port: u16) -> Result<Process, LabError> {
+    start(&mut command(exe, &place.join(FIRST), heartbeat, port), &place.join("gateway.log"))
+}
+
+fn command(exe: &Path, state: &Path, heartbeat: &str, port: u16) -> Command {
     let mut command = Command::new(exe);
     command
         .args(["gateway", "--until-stdin-ends", "--log-level", "warn", "--heartbeat-interval", heartbeat])
         .args(["--listen", &format!("127.0.0.1:{port}")])
         .arg("--state")
-        .arg(place.join("gateway"));
-    start(&mut command, &place.join("gateway.log"))
+        .arg(state);
+    command
 }
 
 fn free_port() -> std::io::Result<u16> {

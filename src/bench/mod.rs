@@ -21,6 +21,8 @@ mod place;
 mod proc;
 mod raw;
 #[cfg(feature = "fakehw")]
+pub mod rehome;
+#[cfg(feature = "fakehw")]
 pub mod session;
 
 pub use figure::{Aim, Figure, Part, json, table};

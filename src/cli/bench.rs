@@ -79,6 +79,22 @@ enum Bench {
         #[arg(long)]
         json: bool,
     },
+    /// How long the nodes of a gateway are away after it was killed, where others beside it take them.
+    #[cfg(feature = "fakehw")]
+    Rehome {
+        /// A directory on the disk for the journals; a new one in it is written to, and removed
+        #[arg(long, value_name = "DIR", default_value = "/var/lib/bcd")]
+        state: PathBuf,
+        /// Nodes
+        #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=5000))]
+        nodes: u32,
+        /// Gateways, one of which is killed
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=8))]
+        gateways: u32,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
     /// Nodes in one process, or bare sessions of theirs; started by another bench alone.
     #[cfg(feature = "fakehw")]
     #[command(hide = true)]
@@ -147,6 +163,18 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
             let measured = runtime()?.block_on(uninterrupted(crate::bench::gateway::run(&options)))?;
             let how = How { rounds: 1, json: *json, check: false };
             show("gateway", &measured.map_err(|error| fail(&error, Exit::Failed))?, &how)
+        }
+        #[cfg(feature = "fakehw")]
+        Bench::Rehome { state, nodes, gateways, json } => {
+            crate::sim::agents_per_process(0).map_err(|error| fail(&error, Exit::Failed))?;
+            let options = crate::bench::rehome::Options {
+                state: state.clone(),
+                nodes: usize::try_from(*nodes).unwrap_or(usize::MAX),
+                gateways: usize::try_from(*gateways).unwrap_or(usize::MAX),
+            };
+            let measured = runtime()?.block_on(uninterrupted(crate::bench::rehome::run(&options)))?;
+            let how = How { rounds: 1, json: *json, check: false };
+            show("rehome", &measured.map_err(|error| fail(&error, Exit::Failed))?, &how)
         }
         #[cfg(feature = "fakehw")]
         Bench::Fleet(args) => fleet::run(args),

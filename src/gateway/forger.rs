@@ -10,9 +10,10 @@ use serde_json::{Value, json};
 
 use super::body::{self, CancelBody};
 use super::lies::FORGED_VERSION;
-use crate::model::{CommandId, NodeId, ServerTime};
+use crate::model::{CommandId, Digest, NodeId, ServerTime};
 use crate::wire::bundle::TrustBundle;
 use crate::wire::dsse::{CANCEL_TYPE, COMMAND_TYPE, Document, Envelope, SignError, sign, signing_key};
+use crate::wire::enroll::{Issued, RenewAnswer};
 use crate::wire::pb;
 use crate::wire::revocation::Revocation;
 
@@ -129,6 +130,15 @@ impl Forger {
             serials: vec![serial.to_owned()],
             issued_at: now,
         })
+    }
+
+    /// An answer to a renewal that says what the true one does, beside a trust bundle of its own.
+    pub fn renewal(&self, truth: &pb::RenewResponse, now: ServerTime) -> Option<pb::RenewResponse> {
+        let bundle = self.bundle(now)?;
+        let mut issued: Issued = serde_json::from_slice(&truth.signed_response.as_ref()?.payload).ok()?;
+        issued.trust_bundle_sha256 = Digest::of(&bundle.payload);
+        let signed_response = self.document(&RenewAnswer(issued))?;
+        Some(pb::RenewResponse { signed_response: Some(signed_response), trust_bundle: Some(bundle) })
     }
 
     fn document<T: Document + Serialize>(&self, document: &T) -> Option<pb::Envelope> {

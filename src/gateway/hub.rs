@@ -16,6 +16,7 @@ use super::admission::{self, Bucket};
 use super::forger::Forger;
 use super::lease::Grant;
 use super::lies::{Lie, Lies};
+use super::renewals::Relayed;
 use super::store::{Lease, Store, Stray};
 use super::trust::Bundle;
 use super::worker;
@@ -52,6 +53,7 @@ pub struct Hub {
     draining: watch::Sender<bool>,
     events: Notify,
     bundle: Mutex<Bundle>,
+    relayed: Mutex<Relayed>,
 }
 
 /// A live session, as others see it.
@@ -93,6 +95,11 @@ impl SessionEnd {
     pub fn fenced() -> Self {
         let message = "the gateway has lost its lease";
         Self { owns_node: false, ..Self::told(Code::Aborted, Reason::GatewayFenced, message) }
+    }
+
+    /// The gateway has lied, and does so no more.
+    pub fn put_right() -> Self {
+        Self::told(Code::Unavailable, Reason::Draining, "the gateway was put right")
     }
 
     /// The certificate no longer counts, for this reason.
@@ -195,6 +202,7 @@ impl Hub {
             draining: watch::Sender::new(false),
             events: Notify::new(),
             bundle: Mutex::default(),
+            relayed: Mutex::default(),
         }
     }
 
@@ -249,7 +257,17 @@ impl Hub {
 
     /// Whether it lies.
     pub fn lies(&self) -> bool {
-        self.settings.lies.any() && !self.reformed.load(Ordering::Relaxed)
+        self.settings.lies.any() && !self.is_reformed()
+    }
+
+    /// Whether it has been put right.
+    pub fn is_reformed(&self) -> bool {
+        self.reformed.load(Ordering::Relaxed)
+    }
+
+    /// The answers to renewals that it has relayed, for those that it gives twice.
+    pub fn with_relayed<T>(&self, look: impl FnOnce(&mut Relayed) -> T) -> T {
+        look(&mut lock(&self.relayed))
     }
 
     /// Whether this lie is told now.
@@ -259,7 +277,7 @@ impl Hub {
 
     /// The time that a Welcome names, and the lie that it is.
     pub fn welcome_time(&self, not_after: ServerTime) -> (ServerTime, Option<Lie>) {
-        let lies = if self.reformed.load(Ordering::Relaxed) { Lies::default() } else { self.settings.lies };
+        let lies = if self.is_reformed() { Lies::default() } else { self.settings.lies };
         self.with_rng(|rng| lies.welcome_time(self.now(), not_after, rng))
     }
 
@@ -267,7 +285,7 @@ impl Hub {
     pub fn reform(&self) {
         self.reformed.store(true, Ordering::Relaxed);
         for (_, live) in self.sessions() {
-            live.end(SessionEnd::told(Code::Unavailable, Reason::Draining, "the gateway was put right"));
+            live.end(SessionEnd::put_right());
         }
     }
 

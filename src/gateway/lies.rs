@@ -50,7 +50,7 @@ lies! {
     ForgeSigned = "forge-signed", "At a heartbeat: a command under a worker's certificate of the gateway's own making.";
     AlterBody = "alter-body", "At a heartbeat: a worker's signature under other bytes than it was made over.";
     SwapNodes = "swap-nodes", "At a heartbeat: another node's command, as it was signed.";
-    ForgeCancel = "forge-cancel", "Behind a command: its cancellation, which no worker has signed.";
+    ForgeCancel = "forge-cancel", "Behind a command: its cancellation, which no worker has signed; at a heartbeat that of a program that runs.";
     ForgeBundle = "forge-bundle", "At a heartbeat: a trust bundle with the gateway's own roots and endpoints.";
     ForgeRevocation = "forge-revocation", "At a heartbeat: a revocation of the node's certificate, under a key of the gateway's own.";
     ReplayEnded = "replay-ended", "At a heartbeat: the latest commands that the node has ended, once more.";
@@ -61,7 +61,14 @@ lies! {
     TimePushed = "time-pushed", "A Welcome names a time ahead, within the node's certificate.";
     AckResult = "ack-result", "A result is acked and not stored.";
     AckEvents = "ack-events", "Events are acked and not stored.";
+    AckAhead = "ack-ahead", "At a heartbeat: events are acked that the node has not sent.";
+    RenewForged = "renew-forged", "A renewal is answered with the gateway's own trust bundle, under a key of its own.";
+    RenewStale = "renew-stale", "A renewal is answered with the answer to an earlier one of the node.";
+    RenewSwapped = "renew-swapped", "A renewal is answered with the answer to another node's.";
 }
+
+/// A number that no journal has come to.
+pub const AHEAD: u64 = 1 << 40;
 
 impl Lie {
     /// By its name.
@@ -69,7 +76,7 @@ impl Lie {
         Self::ALL.iter().copied().find(|lie| lie.name() == name)
     }
 
-    /// Whether it puts bytes before the node that only a key which the gateway has not got could make true.
+    /// Whether it puts bytes before the node that only a key which the gateway has not got could make true for it.
     pub fn forges(self) -> bool {
         match self {
             Self::ForgeUnsigned
@@ -78,7 +85,10 @@ impl Lie {
             | Self::SwapNodes
             | Self::ForgeCancel
             | Self::ForgeBundle
-            | Self::ForgeRevocation => true,
+            | Self::ForgeRevocation
+            | Self::RenewForged
+            | Self::RenewStale
+            | Self::RenewSwapped => true,
             Self::ReplayEnded
             | Self::Reorder
             | Self::Withhold
@@ -86,7 +96,8 @@ impl Lie {
             | Self::TimeAhead
             | Self::TimePushed
             | Self::AckResult
-            | Self::AckEvents => false,
+            | Self::AckEvents
+            | Self::AckAhead => false,
         }
     }
 

@@ -14,15 +14,16 @@ mod command_state;
 pub mod control;
 mod credits;
 mod forger;
-mod hello;
+pub mod hello;
 mod house;
 mod hub;
 mod lease;
 pub mod lies;
 pub mod lines;
 mod neighbours;
-mod node_events;
-mod peer;
+pub mod node_events;
+pub mod peer;
+mod renewals;
 mod service;
 mod serving;
 mod session;
@@ -32,7 +33,7 @@ mod store;
 mod task;
 mod tls;
 mod trust;
-mod update;
+pub mod update;
 pub mod worker;
 
 #[cfg(test)]

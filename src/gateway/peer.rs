@@ -2,9 +2,9 @@
 
 use rustls::pki_types::CertificateDer;
 use x509_parser::extensions::GeneralName;
-use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::model::{NodeId, Role, ServerTime};
+use crate::wire::x509;
 
 /// A node certificate's facts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,15 +31,16 @@ impl Peer {
     /// Reads a leaf.
     ///
     /// # Errors
-    /// The leaf has not exactly one spiffe name of this trust domain's form, or no role.
+    /// The leaf has not exactly one spiffe name of this trust domain's form and one role: nothing is taken that the node
+    /// itself would not read as its own.
     pub fn read(leaf: &CertificateDer<'_>, trust_domain: &str) -> Result<Self, BadPeer> {
         let bad = |what| BadPeer { trust_domain: trust_domain.to_owned(), what };
-        let (_, certificate) = X509Certificate::from_der(leaf).map_err(|_| bad("it cannot be read"))?;
+        let certificate = x509::read(leaf).ok_or_else(|| bad("it cannot be read"))?;
         let names = certificate
             .subject_alternative_name()
             .map_err(|_| bad("its names cannot be read"))?
             .ok_or_else(|| bad("it has no names"))?;
-        let (mut node, mut role) = (None, None);
+        let (mut node, mut role, mut attested) = (None, None, false);
         for name in &names.value.general_names {
             let GeneralName::URI(uri) = name else { return Err(bad("it has a name that is no URI")) };
             if uri.starts_with("spiffe://") {
@@ -49,7 +50,12 @@ impl Peer {
                 node =
                     Some(spiffe_node(uri, trust_domain).ok_or_else(|| bad("its spiffe name is another's"))?);
             } else if let Some(name) = uri.strip_prefix("urn:bc:role:") {
+                if role.is_some() {
+                    return Err(bad("it has two roles"));
+                }
                 role = Some(Role::from_name(name).ok_or_else(|| bad("its role is unknown"))?);
+            } else if uri.starts_with("urn:bc:tpm-ak:") && std::mem::replace(&mut attested, true) {
+                return Err(bad("it names two attestation keys"));
             }
         }
         let not_after = certificate.validity().not_after.timestamp().saturating_mul(1000);
@@ -65,7 +71,11 @@ impl Peer {
 fn spiffe_node(uri: &str, trust_domain: &str) -> Option<NodeId> {
     let path = uri.strip_prefix("spiffe://")?.strip_prefix(trust_domain)?.strip_prefix("/node/")?;
     let (site, id) = path.split_once('/')?;
-    if site.is_empty() { None } else { NodeId::new(id).ok() }
+    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
+    if !(1..=255).contains(&site.len()) || !site.bytes().all(plain) {
+        return None;
+    }
+    NodeId::new(id).ok()
 }
 
 #[cfg(test)]
@@ -80,6 +90,7 @@ mod tests {
             "spiffe://lab.example.org/node/fra1/n-1",
             "spiffe://other/node/fra1/n-1",
             "spiffe://lab.example/node//n-1",
+            "spiffe://lab.example/node/fra 1/n-1",
             "spiffe://lab.example/node/fra1/",
             "spiffe://lab.example/node/fra1/n-1/x",
             "spiffe://lab.example/worker/fra1/n-1",

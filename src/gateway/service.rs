@@ -15,6 +15,7 @@ use super::hub::{Hub, Live, SessionEnd, revoked_message};
 use super::lies;
 use super::neighbours;
 use super::peer::Peer;
+use super::renewals;
 use super::session::{self, Begun, Opening, Outgoing, chain};
 use super::store::Renewing;
 use super::store::{HelloRefusal, Route, StoreError};
@@ -69,7 +70,7 @@ impl Service {
         let hello = self.first_hello(&mut inbound).await?;
         let checked = hello::check(&hello, &peer, hub.settings.protocol, hub.now())
             .map_err(|refused| hub.refuse(refused.code, refused.reason, &refused.message, None))?;
-        let slot = hub.hello_slot()?;
+        let (slot, reformed) = (hub.hello_slot()?, hub.is_reformed());
         let begun = self.transact(checked, &peer, caller, hello.trust_version).await?;
         drop(slot);
         let (out, frames): (Outgoing, _) = mpsc::channel(session::OUTGOING);
@@ -80,6 +81,10 @@ impl Service {
         if hub.lease().as_ref() != Some(&begun.opening.route.lease) {
             // The lease was lost while this Hello was on its way, and its end has not told it.
             begun.live.end(SessionEnd::fenced());
+        }
+        if reformed != hub.is_reformed() {
+            // Its Welcome may be a lie that was drawn before.
+            begun.live.end(SessionEnd::put_right());
         }
         if hub.is_draining() {
             // The drain began while this Hello was on its way, and has not told it.
@@ -413,7 +418,10 @@ impl pb::enrollment_server::Enrollment for Service {
         let ask = Ask::Renew { request: Der(request.into_inner().encode_to_vec().into()), leaf };
         match self.0.worker.ask(ask).await {
             Told::Renewed(response, noted) => {
-                Ok(Response::new(self.relay(&response, *noted, Some(renewing)).await?))
+                let node = renewing.node.clone();
+                let truth = self.relay(&response, *noted, Some(renewing)).await?;
+                let answer = renewals::answer(&self.0, &node, truth).await;
+                Ok(Response::new(answer.map_err(|error| self.internal(&error))?))
             }
             other => {
                 if let Told::Refused { reason, .. } = &other {

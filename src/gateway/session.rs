@@ -90,6 +90,7 @@ pub async fn run(
     let route = opening.route.clone();
     let not_after = opening.not_after;
     let credits = Credits::new(hub.settings.lane_credits.clone());
+    let lying = Lying::about(opening.welcome.journal_id.clone());
     let mut session = Session {
         hub: hub.clone(),
         live: live.clone(),
@@ -101,7 +102,7 @@ pub async fn run(
         phase: Phase::AwaitingHeartbeat,
         next_due: None,
         ignored_logged: false,
-        lying: Lying::default(),
+        lying,
     };
     let end = tokio::select! {
         biased;
@@ -504,7 +505,7 @@ pub fn cancel_frame(id: &CommandId, envelope: pb::Envelope) -> pb::Cancel {
 /// The transport's end, or a frame that could not be decoded.
 fn lost(error: &Status) -> SessionEnd {
     if error.code() == Code::OutOfRange {
-        let message = "a frame was larger than 4 MiB";
+        let message = "a frame was larger than 4 MiB, or of over 32,768 elements";
         let told = status::refusal(Code::OutOfRange, Reason::FrameTooLarge, message, None);
         return SessionEnd { status: Some(told), reason: Reason::FrameTooLarge.token(), owns_node: true };
     }

@@ -22,9 +22,9 @@ use std::sync::Arc;
 use rustls::pki_types::CertificateDer;
 use rustls::sign::CertifiedKey;
 
-pub use accept::{Accepted, AnswerError};
+pub use accept::{Accepted, Answer, AnswerError, Asked, accept};
 pub use again::{Mark, join_again, rejoins};
-pub use certificate::{CertificateError, Leaf};
+pub use certificate::{CertificateError, Leaf, chains_to};
 pub use keys::KeyError;
 pub use reset::{Aside, ResetError, finish_reset, reset};
 pub use seal::{SealError, Sealed, seal};

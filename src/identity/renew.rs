@@ -189,7 +189,7 @@ pub struct Renewal<'a> {
 }
 
 impl Renewal<'_> {
-    /// Asks each gateway once, until one gives an answer that holds.
+    /// Asks each gateway once, until one gives an answer that holds; `refused` is told of each one that does not.
     ///
     /// # Errors
     /// See [`RenewError`]; of the last one asked.
@@ -198,15 +198,22 @@ impl Renewal<'_> {
         request: &Request,
         now: ServerTime,
         mut nonce: impl FnMut() -> String,
+        mut refused: impl FnMut(&RenewError),
     ) -> Result<Accepted, RenewError> {
         let mut last = RenewError::NoEndpoint;
         for endpoint in self.endpoints {
             match self.ask_one(endpoint, request, now, &mut nonce).await {
                 Ok(accepted) => return Ok(accepted),
                 Err(error @ RenewError::Proof(_)) => return Err(error),
-                // Which another that is down does not make unsaid.
-                Err(_) if last.refusal() == Some(Reason::CertificateExpired) => {}
-                Err(error) => last = error,
+                Err(error) => {
+                    if let RenewError::Answer { .. } = &error {
+                        refused(&error);
+                    }
+                    // What another that is down does not make unsaid.
+                    if last.refusal() != Some(Reason::CertificateExpired) {
+                        last = error;
+                    }
+                }
             }
         }
         Err(last)

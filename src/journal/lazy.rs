@@ -10,7 +10,7 @@ use crate::model::{CommandId, JournalId, ServerTime};
 use crate::mutant::{self, Mutant};
 
 const ACKS_WAIT: Duration = Duration::from_secs(1);
-const TIME_WAITS: Duration = Duration::from_secs(60);
+pub(super) const TIME_WAITS: Duration = Duration::from_secs(60);
 
 /// What waits.
 #[derive(Debug, Default)]

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::core::{Core, Job};
 use super::error::WriteError;
-use super::lazy::Lazy;
+use super::lazy::{Lazy, TIME_WAITS};
 use super::rescue::Failed;
 
 /// Jobs of one commit.
@@ -148,10 +148,12 @@ impl Queue {
         self.wake(state);
     }
 
-    /// Adds something lazy.
-    pub(super) fn lazily(&self, add: impl FnOnce(&mut Lazy) -> bool) {
+    /// Adds something lazy; what is not to be written `soon` needs nobody who looks at the timer, where a thread does by
+    /// itself.
+    pub(super) fn lazily(&self, add: impl FnOnce(&mut Lazy) -> bool, soon: bool) {
         let mut state = self.state();
-        if add(&mut state.lazy) {
+        let looks_by_itself = !soon && matches!(self.place, Place::Thread(_));
+        if add(&mut state.lazy) && !looks_by_itself {
             self.wake(state);
         }
     }
@@ -188,10 +190,10 @@ impl Queue {
                 return Some((owner, batch));
             }
             state = match (&self.place, state.lazy.wait()) {
-                (Place::Thread(sleeper), None) => sleeper.wait(state).unwrap_or_else(PoisonError::into_inner),
-                (Place::Thread(sleeper), Some(wait)) => {
-                    let (mut state, waited) =
-                        sleeper.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner);
+                (Place::Thread(sleeper), wait) => {
+                    let (mut state, waited) = sleeper
+                        .wait_timeout(state, wait.unwrap_or(TIME_WAITS))
+                        .unwrap_or_else(PoisonError::into_inner);
                     state.due = waited.timed_out();
                     state
                 }

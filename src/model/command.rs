@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use super::ids::{BarrierId, CommandId, Digest, NodeId};
 use super::kind::Kind;
 use super::limits::{ARG_BYTES, ARGV, COMMAND_BODY_BYTES, STREAM_BYTES};
-use super::strict::{self, StrictError, StrictMap};
+use super::strict::{self, Object, StrictError, StrictMap};
 use super::time::ServerTime;
 
 /// What a body says of itself before it is read strictly.
@@ -100,9 +100,10 @@ impl Command {
                 payload.len()
             )));
         }
-        let header = serde_json::from_slice(&payload).map_err(|error| BadHeader(error.to_string()))?;
+        let header: Object<_> =
+            serde_json::from_slice(&payload).map_err(|error| BadHeader(error.to_string()))?;
         let body_sha256 = Digest::of(&payload);
-        Ok(Self { header, payload, body_sha256 })
+        Ok(Self { header: header.0, payload, body_sha256 })
     }
 
     /// Reads the whole body strictly, with the arguments of `kind`.
@@ -113,7 +114,7 @@ impl Command {
         let invalid = |error: serde_json::Error| StrictError::Invalid(error.to_string());
         let mut unknown = None;
         let mut json = serde_json::Deserializer::from_slice(&self.payload);
-        let whole: WholeBody<'_> = serde_ignored::deserialize(&mut json, |path| {
+        let Object::<WholeBody<'_>>(whole) = serde_ignored::deserialize(&mut json, |path| {
             unknown.get_or_insert_with(|| path.to_string());
         })
         .map_err(invalid)?;

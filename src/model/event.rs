@@ -84,6 +84,7 @@ events! {
     IdentityRevoked, "identity.revoked", Transition, "the join service has revoked the certificate in use, which is not used again: `serial`";
     TrustBundleRefused, "trust-bundle-refused", Security, "a trust bundle came that is not of the pinned key, is older than one held, or cannot be used: `detail`, `count` since the last such event";
     RevocationRefused, "revocation-refused", Security, "a revocation came that is not of the pinned key, or not for this node: `detail`, `count` since the last such event";
+    RenewalRefused, "renewal-refused", Security, "an answer to a renewal came that is not of the pinned key, not for this request or not this node's, and nothing of it was kept: `detail`, `count` since the last such event";
     CommandIdConflict, "command-id-conflict", Security, "a known id came with other bytes: `id`, `body_sha256` of what came, `count` since the last such event";
     SignatureInvalid, "signature-invalid", Security, "a command or a cancellation came whose signature or signer does not hold, or that has none where one is needed: `detail`, `count` since the last such event";
     WrongNode, "wrong-node", Security, "a signed body for another node or trust domain came: `detail`, `count` since the last such event";

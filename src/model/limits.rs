@@ -5,6 +5,9 @@ use std::time::Duration;
 
 /// A frame, decoded, bytes. A larger one ends the session.
 pub const FRAME_BYTES: usize = 4 << 20;
+/// Messages and entries of lists within a frame, all together: each takes a hundred bytes of memory and may be two on the
+/// wire. A Hello's results, with a message or two in each, are the most that a frame of ours has.
+pub const FRAME_ELEMENTS: usize = 1 << 15;
 /// A command's signed body, bytes.
 pub const COMMAND_BODY_BYTES: usize = 1 << 20;
 /// A kind's output within a result, bytes. Longer output is cut and says so.

@@ -89,7 +89,7 @@ reasons! {
     DialFailed, "dial-failed", Session, "the gateway could not be reached";
     HalfOpen, "half-open", Session, "no frame came from the gateway for three heartbeat intervals";
     LinkLost, "link-lost", Session, "the connection broke";
-    FrameTooLarge, "frame-too-large", Session, "a frame was larger than 4 MiB";
+    FrameTooLarge, "frame-too-large", Session, "a frame was larger than 4 MiB, or of over 32,768 elements";
     DrainRequested, "drain-requested", Session, "the gateway asked the node to redial elsewhere";
     IdentityExpiring, "identity-expiring", Session, "less than a quarter of the node certificate's life is left, since it could not be renewed";
     IdentityExpired, "identity-expired", Session, "the node certificate has run out by the working clock; the node does not offer it, and joins again with its key";

@@ -1,12 +1,14 @@
 //! Strict JSON: a doubled key is refused everywhere, an unknown one is told apart from every other error.
 //!
 //! Structs refuse doubled fields by serde's own derive; maps must be a [`StrictMap`]. Unknown fields are
-//! gathered, so that `unsupported-field` and `invalid-arguments` never pass for each other.
+//! gathered, so that `unsupported-field` and `invalid-arguments` never pass for each other. A list is never taken for a
+//! struct ([`Object`]): its values would be fields by their place, without a name that could be unknown.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
+use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -28,7 +30,7 @@ pub enum StrictError {
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StrictError> {
     let mut unknown: Option<String> = None;
     let mut json = serde_json::Deserializer::from_slice(bytes);
-    let value = serde_ignored::deserialize(&mut json, |path| {
+    let Object(value) = serde_ignored::deserialize(&mut json, |path| {
         unknown.get_or_insert_with(|| path.to_string());
     })
     .map_err(|error| StrictError::Invalid(error.to_string()))?;
@@ -37,6 +39,40 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StrictError> {
         Some(path) => Err(StrictError::UnsupportedField(path)),
         None => Ok(value),
     }
+}
+
+/// A struct that is read from an object alone. serde's derive also takes a list, value by value. [`parse`] asks for one; a
+/// struct within another is read by [`optional`].
+pub struct Object<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Map<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Map<T> {
+            type Value = T;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, access: A) -> Result<T, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(access))
+            }
+        }
+        deserializer.deserialize_map(Map(PhantomData)).map(Object)
+    }
+}
+
+/// For a field that is a struct of its own, or null: `#[serde(deserialize_with = "strict::optional")]`.
+///
+/// # Errors
+/// Neither, or the struct's.
+pub fn optional<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    Ok(Option::<Object<T>>::deserialize(deserializer)?.map(|Object(value)| value))
 }
 
 /// A map that refuses a doubled key.
@@ -104,6 +140,8 @@ mod tests {
             br#"{"n":-1}"#,
             br#"{"n":1} x"#,
             br#"{"n":1"#,
+            br#"[1,{}]"#,
+            b"[1]",
             b"\xff",
         ] {
             assert!(matches!(parse::<Doc>(bad), Err(StrictError::Invalid(_))), "{bad:?}");

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rand::Rng as _;
 use rand::rngs::StdRng;
+use serde_json::json;
 use tokio::sync::{Notify, watch};
 
 use super::{client_tls, tls_of};
@@ -22,7 +23,7 @@ use crate::identity::renew::{Caller, KeepError, RenewError, Renewal, Request, in
 use crate::identity::schedule::{Moment, Retries};
 use crate::identity::{Accepted, Identity};
 use crate::journal::Journal;
-use crate::model::{Digest, Incarnation, Reason, ServerTime};
+use crate::model::{Digest, EventType, Incarnation, NewEvent, Reason, ServerTime};
 use crate::ports::Connect;
 use crate::session::{SessionStatus, WorkingClock};
 use crate::upkeep::Conditions;
@@ -315,8 +316,11 @@ impl Renewing {
             heard: self.working.heard(),
         };
         let now = self.working.now().unwrap_or_default();
-        let accepted = renewal.ask(&request, now, || nonce(&mut self.rng)).await?;
-        Ok((request, accepted))
+        let mut refused = Vec::new();
+        let tell = |error: &RenewError| refused.push(chain(error));
+        let accepted = renewal.ask(&request, now, || nonce(&mut self.rng), tell).await;
+        self.tell_refused(refused).await;
+        Ok((request, accepted?))
     }
 
     async fn rejoin(&self, held: &Identity) -> Result<(Request, Accepted), RenewError> {
@@ -333,8 +337,21 @@ impl Renewing {
             clock: Arc::clone(self.working.clock()),
             heard: self.working.heard(),
         };
-        let accepted = rejoin.ask(&request).await?;
-        Ok((request, accepted))
+        let mut refused = Vec::new();
+        let accepted = rejoin.ask(&request, |error| refused.push(chain(error))).await;
+        self.tell_refused(refused).await;
+        Ok((request, accepted?))
+    }
+
+    /// Gateways have given answers that nobody whom this node believes has given them.
+    async fn tell_refused(&self, answers: Vec<String>) {
+        let event = EventType::RenewalRefused;
+        for detail in answers {
+            tracing::warn!(detail, "refused: {event}");
+            if let Err(error) = self.journal.record(NewEvent::new(event, json!({ "detail": detail }))).await {
+                tracing::warn!(%error, "an event is not told: {event}");
+            }
+        }
     }
 
     async fn record(&mut self, time: ServerTime) -> Option<Unrecorded> {
@@ -373,6 +390,13 @@ impl Renewing {
             "the certificate was not renewed"
         );
     }
+}
+
+/// An error with its causes, in one line.
+fn chain(error: &RenewError) -> String {
+    let first: &dyn std::error::Error = error;
+    let causes = std::iter::successors(Some(first), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// 128 bits in hex.

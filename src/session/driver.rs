@@ -41,6 +41,9 @@ const GOODBYE_FLUSH: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// A disk that hangs must not keep the node from dialing.
 const LOOK_DEADLINE: Duration = Duration::from_secs(2);
+/// Boot time runs on while the machine sleeps, the driver's clock does not.
+const SLEPT: Duration = Duration::from_secs(1);
+
 type Pending<T> = Option<BoxFuture<'static, T>>;
 type Opened = Result<(Box<dyn Link>, Resend), LinkEnd>;
 
@@ -48,6 +51,8 @@ pub(super) struct Driver {
     parts: SessionParts,
     machine: Machine,
     started: Instant,
+    /// The same moment in boot time.
+    began_boot: Duration,
     link: Option<Box<dyn Link>>,
     /// Of the session that is moved from: it ends when the gateway has taken the next one, not before.
     left: Option<Box<dyn Link>>,
@@ -114,6 +119,7 @@ impl Driver {
             machine: Machine::new(endpoints, offered, parts.rng.clone(), Duration::ZERO),
             parts,
             started,
+            began_boot: Duration::ZERO,
             link: None,
             left: None,
             resend: Resend::default(),
@@ -294,9 +300,19 @@ impl Driver {
         }
     }
 
-    fn publish(&self) {
-        let (mono, boot) = (self.started.elapsed(), self.parts.working.clock().boot());
-        self.parts.status.send_replace(SessionStatus::of(&self.machine, mono, boot));
+    fn publish(&mut self) {
+        let began = self.parts.working.clock().boot().saturating_sub(self.started.elapsed());
+        // The clocks are read one after the other: a moment that was told is told alike until the machine has slept.
+        if began.abs_diff(self.began_boot) >= SLEPT {
+            self.began_boot = began;
+        }
+        let now = SessionStatus::of(&self.machine, self.began_boot);
+        // An ack is shown to whoever asks; told to everybody who listens it would wake the whole node at each heartbeat.
+        self.parts.status.send_if_modified(|shown| {
+            let news = !now.is_as(shown);
+            *shown = now;
+            news
+        });
     }
 
     fn perform(&mut self, output: Output) {

@@ -2,13 +2,19 @@
 
 use std::io::Read as _;
 
+use nix::sys::sysinfo::sysinfo;
+
 use crate::wire::pb;
 
-/// Reads it; absent where procfs does not say.
+/// Reads it; absent where the kernel does not say.
 pub(crate) fn read(running_commands: usize, pending_events: u64) -> Option<pb::Load> {
-    let averages = first_lines("/proc/loadavg")?;
-    let memory = first_lines("/proc/meminfo")?;
-    Some(pb::Load { pending_events, ..parse(&averages, &memory, running_commands)? })
+    let (one, five, fifteen) = sysinfo().ok()?.load_average();
+    Some(pb::Load {
+        load_averages: vec![one, five, fifteen],
+        available_memory: available(&first_lines("/proc/meminfo")?)?,
+        running_commands: u32::try_from(running_commands).unwrap_or(u32::MAX),
+        pending_events,
+    })
 }
 
 /// What one read gives: procfs says no size, so that reading a file whole takes a dozen.
@@ -19,16 +25,11 @@ fn first_lines(path: &str) -> Option<String> {
     String::from_utf8(lines).ok()
 }
 
-fn parse(averages: &str, memory: &str, running_commands: usize) -> Option<pb::Load> {
-    let load_averages: Vec<f64> = averages.split(' ').take(3).filter_map(|word| word.parse().ok()).collect();
-    let available = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+/// Memory that programs can have without swapping, bytes; the call that gives the averages knows only what is free.
+fn available(meminfo: &str) -> Option<u64> {
+    let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = available.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(pb::Load {
-        load_averages,
-        available_memory: kib.saturating_mul(1024),
-        running_commands: u32::try_from(running_commands).unwrap_or(u32::MAX),
-        pending_events: 0,
-    })
+    Some(kib.saturating_mul(1024))
 }
 
 #[cfg(test)]
@@ -43,11 +44,21 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_words_become_numbers_with_their_units() {
-        let load = parse("0.52 0.58 1.59 2/915 4242\n", "MemTotal: 9 kB\nMemAvailable:   2048 kB\n", 3);
-        let load = load.expect("a load");
-        assert_eq!(load.load_averages, [0.52, 0.58, 1.59]);
-        assert_eq!((load.available_memory, load.running_commands), (2 << 20, 3));
-        assert_eq!(parse("0 0 0", "MemTotal: 9 kB", 0), None);
+    fn the_averages_are_those_of_procfs() {
+        // They change every five seconds: the two may be read on either side of that.
+        let same = (0..5).any(|_| {
+            let text = std::fs::read_to_string("/proc/loadavg").expect("procfs");
+            let shown: Vec<f64> =
+                text.split(' ').take(3).map(|word| word.parse().expect("a number")).collect();
+            let load = read(0, 0).expect("a load");
+            load.load_averages.iter().zip(&shown).all(|(ours, shown)| (ours - shown).abs() <= 0.011)
+        });
+        assert!(same);
+    }
+
+    #[test]
+    fn the_kernels_words_become_bytes() {
+        assert_eq!(available("MemTotal: 9 kB\nMemAvailable:   2048 kB\n"), Some(2 << 20));
+        assert_eq!(available("MemTotal: 9 kB"), None);
     }
 }

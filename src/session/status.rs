@@ -95,9 +95,24 @@ impl SessionStatus {
         }
     }
 
-    /// Of a machine, when its monotonic clock shows `mono` and boot time is `boot`.
-    pub(super) fn of(machine: &Machine, mono: Duration, boot: Duration) -> Self {
-        let at = |moment: Duration| ms((boot + moment).saturating_sub(mono));
+    /// Whether it tells the same as `other`, but for times. Every end and every dial changes more than those.
+    pub(super) fn is_as(&self, other: &Self) -> bool {
+        self.timeless() == other.timeless()
+    }
+
+    fn timeless(&self) -> Self {
+        Self {
+            since_boot_ms: 0,
+            until_boot_ms: None,
+            live: self.live.clone().map(|live| LiveStatus { acked_boot_ms: None, ..live }),
+            last_end: self.last_end.clone().map(|end| EndStatus { at_boot_ms: 0, ..end }),
+            ..self.clone()
+        }
+    }
+
+    /// Of a machine whose monotonic clock began when boot time was `began`.
+    pub(super) fn of(machine: &Machine, began: Duration) -> Self {
+        let at = |moment: Duration| ms(began + moment);
         let (state, endpoint, live) = match machine.state() {
             State::WaitingToDial { .. } => (SessionState::Waiting, None, None),
             State::Dialing { endpoint, .. } => (SessionState::Dialing, Some(endpoint), None),

@@ -107,6 +107,11 @@ const LIES: &[Rate] = &[
     Rate(Lie::TimePushed, 120),
     Rate(Lie::AckResult, 50),
     Rate(Lie::AckEvents, 100),
+    // Each costs a journal its birth, and with it a renewal: those are what the next three can be told in.
+    Rate(Lie::AckAhead, 30),
+    Rate(Lie::RenewForged, 200),
+    Rate(Lie::RenewStale, 250),
+    Rate(Lie::RenewSwapped, 250),
 ];
 
 /// Faults of the store.

@@ -221,23 +221,31 @@ enum End {
 impl Life {
     async fn run(mut self) {
         loop {
+            let boots = self.agent.machine.reboots().unwrap_or_default();
             match self.once().await {
                 Ok(End::Stopped) => return,
                 Ok(End::Struck(blow, lasts)) => {
                     // A copy is made at once, and the agent goes on beside it.
                     sleep(if blow == Blow::Clone { COPIED } else { lasts }).await;
+                    // What struck it while it went down to reboot has not undone the reboot.
+                    let rebooted = self.agent.machine.reboots().is_ok_and(|now| now > boots);
+                    if rebooted && blow != Blow::RebootCommand {
+                        self.note(Blow::RebootCommand);
+                    }
                     match self.suffer(blow, lasts).await {
                         Ok(false) => {}
-                        Ok(true) => {
-                            self.tally.add(blow.name());
-                            note_now(&self.diary, &*self.clock, Struck::Agent(self.agent.index, blow));
-                        }
+                        Ok(true) => self.note(blow),
                         Err(error) => return self.trouble(&format!("{}: {error}", blow.name())),
                     }
                 }
                 Err(trouble) => return self.trouble(&trouble),
             }
         }
+    }
+
+    fn note(&self, blow: Blow) {
+        self.tally.add(blow.name());
+        note_now(&self.diary, &*self.clock, Struck::Agent(self.agent.index, blow));
     }
 
     /// What a blow does to the files of an agent that is down. False: it could not be carried out now.

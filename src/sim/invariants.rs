@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use super::faults::Blow;
 use super::history::Evidence;
 use crate::gateway::control::CommandView;
+use crate::gateway::lies::Lie;
 use crate::model::NodeId;
 
 /// What became of one invariant.
@@ -64,9 +65,15 @@ pub fn is_terminal(state: &str) -> bool {
     matches!(state, "succeeded" | "failed" | "cancelled" | "rejected" | "expired")
 }
 
-/// Whether a node goes on with another journal. A journal that finds itself to be a copy takes a new id.
-fn loses_journal(blow: Blow) -> bool {
-    matches!(blow, Blow::JournalLoss | Blow::Clone)
+/// When a node lost its journal. One that finds itself to be a copy may be older than it was.
+fn lost_journals<'a>(evidence: &'a Evidence, node: &NodeId) -> impl Iterator<Item = i64> + use<'a> {
+    evidence.blows(node, |blow| matches!(blow, Blow::JournalLoss | Blow::Clone))
+}
+
+/// When a gateway had a node believe that its journal is a copy: it has another id from then on, and all that it had.
+fn renamed_journals<'a>(evidence: &'a Evidence, node: &'a NodeId) -> impl Iterator<Item = i64> + 'a {
+    let told = evidence.lies().filter(|told| told.lie == Lie::AckAhead && told.node == node.as_str());
+    told.map(|told| told.at_ms)
 }
 
 /// I1: every command that a gateway took reaches exactly one terminal state.

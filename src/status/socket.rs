@@ -61,7 +61,8 @@ pub enum Changed {
 }
 
 impl Question {
-    fn line(&self) -> String {
+    /// As it is asked.
+    pub fn line(&self) -> String {
         match self {
             Self::Status => "status\n".into(),
             Self::Journal => "journal\n".into(),
@@ -72,7 +73,8 @@ impl Question {
         }
     }
 
-    fn parse(line: &[u8]) -> Option<Self> {
+    /// Reads what was asked; None for what is no question.
+    pub fn parse(line: &[u8]) -> Option<Self> {
         let line = std::str::from_utf8(line).ok()?.strip_suffix('\n')?;
         match line.split_once(' ') {
             None if line == "status" => Some(Self::Status),

@@ -63,7 +63,7 @@ impl Audit {
             return true;
         }
         let (last, more) = (page.last, page.more);
-        let outcome = self.write(page, &mut progress.known).await;
+        let outcome = self.write(page, progress).await;
         let done = outcome.is_ok();
         if done {
             progress.wrote(last, more);
@@ -85,26 +85,52 @@ impl Audit {
         }
     }
 
-    /// Adds a page's lines but those `known` to be in the file: absent before the look at it.
-    async fn write(&self, page: AuditPage, known: &mut Option<HashSet<String>>) -> Result<(), Trouble> {
+    /// Adds a page's lines but those known to be in the file.
+    async fn write(&self, page: AuditPage, progress: &mut Progress) -> Result<(), Trouble> {
         let log = self.log.clone();
-        let in_file = known.take();
+        let in_file = progress.known.take();
+        let (looks, doubted) = (in_file.is_none(), progress.doubted);
+        let waiting = if looks && doubted { self.waiting().await? } else { HashSet::new() };
         let done = blocking::run(move || {
             let in_file = match in_file {
                 Some(known) => known,
+                None if doubted => {
+                    log.tail()?;
+                    log.cut(&waiting)?;
+                    log.tail()?
+                }
                 None => log.tail()?,
             };
             let new: Vec<String> = page.lines.into_iter().filter(|line| !in_file.contains(line)).collect();
             log.append(&new)?;
             Ok(in_file)
         });
+        progress.doubted |= looks;
         match done.await {
             Ok(Ok(in_file)) => {
-                *known = Some(in_file);
+                progress.known = Some(in_file);
+                progress.doubted = false;
                 Ok(())
             }
             Ok(Err(error)) => Err(trouble(&error)),
             Err(error) => Err(Trouble { why: Reason::IoError, detail: format!("audit.log: {error}") }),
+        }
+    }
+
+    /// Every line that the journal still has.
+    async fn waiting(&self) -> Result<HashSet<String>, Trouble> {
+        let (mut waiting, mut after) = (HashSet::new(), 0);
+        loop {
+            let page = self
+                .journal
+                .audit_lines(after)
+                .await
+                .map_err(|error| Trouble { why: Reason::IoError, detail: format!("audit.log: {error}") })?;
+            waiting.extend(page.lines);
+            if !page.more {
+                return Ok(waiting);
+            }
+            after = page.last;
         }
     }
 }
@@ -116,6 +142,9 @@ struct Progress {
     written: u64,
     /// Lines that are in the file already; absent until somebody has looked.
     known: Option<HashSet<String>>,
+    /// A look has failed. After a sync that did, another one passes though nothing of it has reached the disk: the kernel
+    /// takes its pages for clean. What the journal still has is therefore written anew.
+    doubted: bool,
     /// Lines wait behind the last page.
     more: bool,
     waits: Waits,
@@ -127,7 +156,7 @@ impl Progress {
     fn new(left: u64) -> Self {
         let known = (left == 0).then(HashSet::new);
         let waits = Waits::new(FIRST_WAIT, LONGEST_WAIT);
-        Self { left, written: 0, known, more: false, waits, pause: Duration::ZERO }
+        Self { left, written: 0, known, doubted: false, more: false, waits, pause: Duration::ZERO }
     }
 
     /// Returns when a page is to be written. Dropping it loses nothing.

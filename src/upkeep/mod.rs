@@ -1,6 +1,6 @@
 //! Upkeep: what a node does for its own state, beside the session and the commands. One task.
 //!
-//! It looks at the journal's file and at the room on the disk, and brings the conditions up to date: twice a minute while
+//! It looks at the journal's file and at the room on the disk, and brings the conditions up to date: every 55 s while
 //! all is well, every second while something is not; then it also tries writes again that were refused, and makes the
 //! reserve anew. A write that fails elsewhere wakes it. At each Welcome, each change of the identity and every five
 //! minutes it copies the server time mark and the trust bundle's version to floors.json. All of it is off the runtime's
@@ -38,8 +38,9 @@ use crate::state_dir::{StateDir, StateError};
 use crate::status::report;
 use crate::wire::link::Validity;
 
-/// Between two looks while all is well.
-const EVERY: Duration = Duration::from_secs(30);
+/// Between two looks while all is well. The mark of server time rides on them, which else has a commit of its own after
+/// 60 s.
+const EVERY: Duration = Duration::from_secs(55);
 /// Between two looks while something is not: what waits for a disk goes on soon after it is mended.
 const SOON: Duration = Duration::from_secs(1);
 /// Between two copies of the mark: as far as a lost journal may set it back.

@@ -8,7 +8,7 @@ use super::dsse::{
     BadRoot, CommandRoots, Document, DocumentError, Envelope, PublicKey, Verified, verify_document,
 };
 use super::link::{BadEndpoint, Endpoint};
-use crate::model::{Digest, NodeId, ServerTime};
+use crate::model::{Digest, NodeId, ServerTime, strict};
 
 /// Certificates, keys or endpoints of one list.
 pub const LIST: usize = 64;
@@ -39,7 +39,7 @@ pub struct TrustBundle {
     #[serde(default)]
     pub release_keys: Vec<PublicKey>,
     /// Who must agree to what needs approval.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "strict::optional")]
     pub approvers: Option<Approvers>,
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::dsse::{Envelope, Signature};
-use super::pb;
+use super::{pb, shape};
 use crate::model::limits::{APPROVALS, CHAIN, COMMAND_BODY_BYTES, ENTRIES, ID_BYTES, SIGNATURES, cut_text};
 use crate::model::{
     Answer, AnswerState, CommandId, Digest, Effect, Event, EventClass, JournalId, Lane, Outcome, Reason,
@@ -262,7 +262,7 @@ impl Welcome {
         if self.trust_bundle.is_empty() {
             return None;
         }
-        let envelope = <pb::Envelope as prost::Message>::decode(self.trust_bundle.clone()).ok();
+        let envelope = shape::decode::<pb::Envelope>(&self.trust_bundle).ok();
         Some(read_notice("Welcome", envelope, Notice::TrustBundle))
     }
 }

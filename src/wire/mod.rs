@@ -16,6 +16,7 @@ pub mod link;
 pub mod memory;
 pub mod report;
 pub mod revocation;
+pub mod shape;
 pub mod status;
 pub mod tls;
 pub mod version;

@@ -2,7 +2,7 @@
 //! alone: what the node answers, and that nothing was done. Those about the time stand in [`crate::lies`] as well.
 
 use bcd::gateway::control::EventView;
-use bcd::gateway::lies::{ANSWERED, FORGED, TOLD};
+use bcd::gateway::lies::{AHEAD, ANSWERED, FORGED, TOLD};
 use bcd::model::NodeId;
 use serde_json::{Value, json};
 
@@ -277,6 +277,106 @@ fn events_that_were_acked_and_not_stored_are_lost_and_those_behind_them_come_onc
     for seq in 1..=last {
         assert_ne!(seqs.contains(&seq), thrown_away(seq), "{seq} of {seqs:?}");
     }
+}
+
+#[test]
+fn an_ack_of_what_was_never_sent_costs_a_session_and_a_birth_and_loses_and_repeats_nothing() {
+    let mut lab = honest();
+    let id = lab.enqueue_program("goes-on", "; sleep 3; echo \"$1-to-its-end\" >> \"$2\"");
+    until("the program", || (lab.runs("goes-on") == 1).then_some(()));
+    taken_over(&mut lab, "ack-ahead");
+    told(&lab, "ack-ahead", OFTEN);
+    until("an end by old-copy", || {
+        (lab.status()?["session"]["last_end"]["reason"] == "old-copy").then_some(())
+    });
+    put_right(&mut lab);
+    let body = event(&lab, "journal.old-copy");
+    assert_eq!((&body["acked"], &body["gaps"]), (&json!(AHEAD), &json!(0)), "{body}");
+    let view = lab.ended(&id);
+    assert_eq!((view.state.as_str(), view.terminal_changes), ("succeeded", 1), "{view:?}\n{}", lab.logs());
+    assert_eq!((lab.runs("goes-on"), lab.runs("goes-on-to-its-end")), (1, 1));
+    // The join service gives the journal a birth again, and it takes what may not run twice.
+    let after = lab.enqueue_program("after", "");
+    assert_eq!((lab.ended(&after).state.as_str(), lab.runs("after")), ("succeeded", 1), "{}", lab.logs());
+    acked(&lab);
+    let ends = lab.told().into_iter();
+    let ends = ends.filter(|event| event.kind == "command.done" && event.body["id"] == json!(id));
+    let journals: Vec<String> = ends.map(|event| event.journal).collect();
+    let distinct: std::collections::BTreeSet<&String> = journals.iter().collect();
+    assert!(!journals.is_empty() && journals.len() == distinct.len(), "once a journal: {journals:?}");
+}
+
+/// The node, without a journal and thus with a reason to ask for a certificate at once, beside what it has of identity.
+fn asks_for_a_certificate(lab: &mut Lab, variables: &[(&str, &str)]) {
+    lab.kill_node();
+    let state = variables.iter().find(|(name, _)| *name == "BCD_STATE");
+    let state = state.map_or_else(|| lab.path("node"), |(_, state)| state.into());
+    for file in ["journal.db", "journal.db-wal"] {
+        let _ = std::fs::remove_file(state.join(file));
+    }
+    lab.start_node_with(None, variables);
+}
+
+fn keys(lab: &Lab) -> usize {
+    std::fs::read_dir(lab.path("node/keys")).expect("keys").count()
+}
+
+/// An answer that the gateway has made, or kept, is refused with these words, and the identity is what it was.
+fn renewal_is_refused(lab: &mut Lab, ours: NodeId, lie: &str, words: &str) {
+    let before = (identity(lab), keys(lab));
+    asks_for_a_certificate(lab, &[]);
+    told(lab, lie, 1);
+    let detail = event(lab, "renewal-refused")["detail"].as_str().expect("a detail").to_owned();
+    assert!(detail.contains(words), "{detail}");
+    assert_eq!((identity(lab), keys(lab)), before);
+    assert!(lab.status().expect("a daemon")["journal"]["birth"].is_null(), "its time was believed");
+    lab.kill_gateway();
+    lab.start_gateway(None);
+    // The next process asks at once.
+    lab.kill_node();
+    assert_eq!(identity(lab), before.0);
+    lab.start_node(None);
+    until("a renewal", || (identity(lab) != before.0).then_some(()));
+    let id = lab.enqueue_for(ours, "node.exec", lab.program("after", ""), 3600);
+    assert_eq!(lab.ended(&id).state, "succeeded", "{}", lab.logs());
+    assert_eq!((lab.runs("after"), lab.runs("once")), (1, 1));
+}
+
+/// Waits for a true renewal of whoever has this file.
+fn renews(lab: &mut Lab, file: &str, variables: &[(&str, &str)]) {
+    let path = lab.path(file);
+    let before = std::fs::read(&path).expect("an identity");
+    asks_for_a_certificate(lab, variables);
+    until("a renewal", || (std::fs::read(&path).ok()? != before).then_some(()));
+}
+
+#[test]
+fn a_renewal_that_the_gateway_answers_itself_is_refused_and_moves_no_identity() {
+    let mut lab = honest();
+    let ours = lab.node_id();
+    taken_over(&mut lab, "renew-forged");
+    renewal_is_refused(&mut lab, ours, "renew-forged", "no signature of the key");
+}
+
+#[test]
+fn an_answer_to_an_earlier_renewal_is_refused_and_moves_no_identity() {
+    let mut lab = honest();
+    let ours = lab.node_id();
+    taken_over(&mut lab, "renew-stale");
+    renews(&mut lab, "node/identity.json", &[]);
+    renewal_is_refused(&mut lab, ours, "renew-stale", "another request than the one that was sent");
+}
+
+#[test]
+fn an_answer_to_another_nodes_renewal_is_refused_and_moves_no_identity() {
+    let mut lab = honest();
+    let ours = lab.node_id();
+    another_node(&lab);
+    taken_over(&mut lab, "renew-swapped");
+    let (state, run) = (lab.path("other"), lab.path("other-run"));
+    let other = [("BCD_STATE", &*state.to_string_lossy()), ("BCD_RUN", &*run.to_string_lossy())];
+    renews(&mut lab, "other/identity.json", &other);
+    renewal_is_refused(&mut lab, ours, "renew-swapped", "another request than the one that was sent");
 }
 
 #[test]

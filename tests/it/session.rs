@@ -306,6 +306,26 @@ async fn a_welcome_is_durable_and_in_force_when_the_first_heartbeat_tells_of_it(
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_ack_of_a_heartbeat_is_shown_but_wakes_nobody_who_watches_the_session() {
+    let mut node = node().await;
+    let (_, mut far) = node.live().await;
+    // The first ack after an interval has the session counted as one that holds.
+    let Some(Up::Heartbeat(beat)) = next(&mut far).await else { panic!("no heartbeat") };
+    far.send(ack(beat.seq));
+    until_quiet(&mut far).await;
+    let shown = node.status.borrow_and_update().clone();
+    let before = shown.live.clone().expect("live").acked_boot_ms;
+    let Some(Up::Heartbeat(beat)) = next(&mut far).await else { panic!("no heartbeat") };
+    far.send(ack(beat.seq));
+    until_quiet(&mut far).await;
+    let after = node.status.borrow().live.clone().expect("live").acked_boot_ms;
+    assert!(after > before, "{before:?} {after:?}");
+    assert!(!node.status.has_changed().expect("a session"), "{shown:?} {:?}", node.status.borrow());
+    far.end(lost());
+    node.status.changed().await.expect("an end is news");
+}
+
+#[tokio::test(start_paused = true)]
 async fn heartbeats_are_coalesced_when_the_wire_is_slow() {
     let mut node = node().await;
     let (_, mut far) = node.live().await;

@@ -38,7 +38,7 @@ impl Job {
 
 /// What a supervisor answers before it starts anything.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Answer {
+pub enum Answer {
     /// The record is durable; the program is started next.
     Durable(Supervisor),
     /// There is a record already: nothing was started.
@@ -53,14 +53,14 @@ pub(crate) enum Answer {
 }
 
 /// Sends one message.
-pub(crate) fn send(mut to: impl Write, message: &impl Serialize) -> io::Result<()> {
+pub fn send(mut to: impl Write, message: &impl Serialize) -> io::Result<()> {
     let mut text = serde_json::to_vec(message)?;
     text.push(b'\n');
     to.write_all(&text)
 }
 
 /// Receives one message. Whoever else holds the sender's end open does not matter.
-pub(crate) fn receive<T: DeserializeOwned>(from: impl Read) -> io::Result<T> {
+pub fn receive<T: DeserializeOwned>(from: impl Read) -> io::Result<T> {
     let mut text = Vec::new();
     BufReader::new(from.take(MESSAGE_BYTES)).read_until(b'\n', &mut text)?;
     Ok(serde_json::from_slice(&text)?)

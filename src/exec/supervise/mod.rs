@@ -14,7 +14,7 @@ mod follow;
 pub(super) mod group;
 #[cfg(feature = "fakehw")]
 pub mod imitation;
-pub(super) mod job;
+pub mod job;
 mod output;
 mod spawn;
 

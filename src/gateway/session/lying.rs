@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::{Ended, Phase, Session, cancel_frame};
 use crate::gateway::body;
 use crate::gateway::forger::Signed;
-use crate::gateway::lies::{ANSWERED, FORGED, Lie, TOLD};
+use crate::gateway::lies::{AHEAD, ANSWERED, FORGED, Lie, TOLD};
 use crate::gateway::node_events::Batch;
 use crate::gateway::store::Deliver;
 use crate::gateway::update::{Said, Update};
@@ -32,6 +32,8 @@ const OPEN: usize = 1000;
 /// What a lying session remembers.
 #[derive(Default)]
 pub(super) struct Lying {
+    /// The node's journal.
+    journal: String,
     /// Commands that were lies, until the node says what it makes of them.
     open: BTreeMap<CommandId, Lie>,
     /// To be overtaken until then.
@@ -39,6 +41,11 @@ pub(super) struct Lying {
 }
 
 impl Lying {
+    /// Of a session in which the node's events are those of this journal.
+    pub(super) fn about(journal: String) -> Self {
+        Self { journal, ..Self::default() }
+    }
+
     /// When something that was kept back is due.
     pub(super) fn due(&self) -> Option<Instant> {
         self.overtaken.as_ref().map(|(at, _)| *at)
@@ -98,6 +105,16 @@ impl Session {
         for late in self.hub.store.withheld(self.opening.route.node.clone()).await? {
             self.tell_command(Lie::Withhold, late).await?;
         }
+        if self.draws(Lie::ForgeCancel)
+            && let Some(id) = self.hub.store.running_program(self.opening.route.node.clone()).await?
+        {
+            self.forge_cancel(&id).await?;
+        }
+        if self.draws(Lie::AckAhead) {
+            let journal_id = self.lying.journal.clone();
+            self.tell(Lie::AckAhead, json!({ "journal": journal_id })).await?;
+            self.send(Out::Ack(pb::Ack { journal_id, event_seq: AHEAD, ..Default::default() })).await?;
+        }
         self.forge_documents().await
     }
 
@@ -146,14 +163,15 @@ impl Session {
             self.tell(Lie::Reorder, json!({ "command": overtaken.id, "behind": id })).await?;
             self.send_command(overtaken).await?;
         }
-        if self.draws(Lie::ForgeCancel)
-            && let Some(forger) = &self.hub.forger
-            && let Some(forged) = forger.cancel(&self.opening.route.node, &id, self.hub.now())
-        {
-            self.tell(Lie::ForgeCancel, json!({ "command": id })).await?;
-            self.send(Out::Cancel(cancel_frame(&id, forged))).await?;
-        }
-        Ok(())
+        if self.draws(Lie::ForgeCancel) { self.forge_cancel(&id).await } else { Ok(()) }
+    }
+
+    async fn forge_cancel(&mut self, id: &CommandId) -> Result<(), Ended> {
+        let Some(forger) = &self.hub.forger else { return Ok(()) };
+        let forged = forger.cancel(&self.opening.route.node, id, self.hub.now());
+        let Some(forged) = forged else { return Ok(()) };
+        self.tell(Lie::ForgeCancel, json!({ "command": id })).await?;
+        self.send(Out::Cancel(cancel_frame(id, forged))).await
     }
 
     /// Delivers what was to be overtaken, and was not.

@@ -181,7 +181,7 @@ impl Store {
     }
 
     /// The latest commands that a node has carried out to an end, as if they were to be delivered: no honest gateway
-    /// does that.
+    /// does that. First those that may not run twice, which are few.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -191,7 +191,7 @@ impl Store {
             let mut rows = db.prepare_cached(
                 "SELECT id, seq, deliveries, lane, payload, NULL, signatures FROM commands WHERE node_id = ?
                  AND state IN ('succeeded', 'failed') AND effect = 'complete' AND ended_ms > ?
-                 ORDER BY ended_ms DESC, seq DESC LIMIT ?",
+                 ORDER BY retry_safe, ended_ms DESC, seq DESC LIMIT ?",
             )?;
             rows.query_map(params![node.as_str(), since.0, REPLAYS], read_deliver)?.collect()
         })

@@ -3,7 +3,7 @@
 use rusqlite::{OptionalExtension, params};
 
 use super::commands::{Deliver, read_deliver};
-use super::{Store, StoreError, events};
+use super::{Store, StoreError, corrupt, events};
 use crate::model::{CommandId, NodeId};
 
 impl Store {
@@ -50,6 +50,24 @@ impl Store {
             )?
             .query_map([node.as_str()], read_deliver)?
             .collect()
+        })
+        .await
+    }
+
+    /// The latest program that runs on a node, as far as is known.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub async fn running_program(&self, node: NodeId) -> Result<Option<CommandId>, StoreError> {
+        self.run(move |db| {
+            db.prepare_cached(
+                "SELECT id FROM commands WHERE node_id = ? AND kind = 'node.exec' AND state = 'running'
+                 ORDER BY number DESC LIMIT 1",
+            )?
+            .query_row([node.as_str()], |row| {
+                CommandId::new(row.get::<_, String>(0)?).map_err(|error| corrupt(0, error))
+            })
+            .optional()
         })
         .await
     }

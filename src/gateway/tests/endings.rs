@@ -7,7 +7,7 @@ use tonic::{Code, Status};
 use super::lab::Gateway;
 use crate::gateway::store::{Mode, Store};
 use crate::model::Reason;
-use crate::model::limits::FRAME_BYTES;
+use crate::model::limits::{FRAME_BYTES, FRAME_ELEMENTS};
 use crate::wire::pb;
 use crate::wire::pb::node_frame::Frame as In;
 use crate::wire::status;
@@ -34,6 +34,11 @@ async fn a_frame_over_the_limit_is_told_frame_too_large() {
     let mut session = machine.live(&gateway).await;
     let update = pb::CommandUpdate { output: vec![0; FRAME_BYTES + 1].into(), ..Default::default() };
     session.send(In::CommandUpdate(update)).await;
+    assert_eq!(token(&session.end().await), (Code::OutOfRange, Some(Reason::FrameTooLarge)));
+    // Few bytes, and much more in memory.
+    let events = vec![pb::Event::default(); FRAME_ELEMENTS];
+    let mut session = machine.live(&gateway).await;
+    session.send(In::EventBatch(pb::EventBatch { journal_id: "j-1".into(), events })).await;
     assert_eq!(token(&session.end().await), (Code::OutOfRange, Some(Reason::FrameTooLarge)));
     gateway.stop().await;
 }

@@ -66,17 +66,27 @@ pub struct Rejoin<'a> {
 }
 
 impl Rejoin<'_> {
-    /// Asks each gateway once, until one gives an answer that holds.
+    /// Asks each gateway once, until one gives an answer that holds; `refused` is told of each one that does not.
     ///
     /// # Errors
     /// See [`RenewError`]; of a gateway that refuses for good before that of one that is down.
-    pub async fn ask(&self, request: &Request) -> Result<Accepted, RenewError> {
+    pub async fn ask(
+        &self,
+        request: &Request,
+        mut refused: impl FnMut(&RenewError),
+    ) -> Result<Accepted, RenewError> {
         let mut told = RenewError::NoEndpoint;
         for endpoint in self.endpoints {
             match self.ask_one(endpoint, request).await {
                 Ok(accepted) => return Ok(accepted),
-                Err(_) if refuses(&told).is_some() => {}
-                Err(error) => told = error,
+                Err(error) => {
+                    if let RenewError::Answer { .. } = &error {
+                        refused(&error);
+                    }
+                    if refuses(&told).is_none() {
+                        told = error;
+                    }
+                }
             }
         }
         Err(told)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Verdict, loses_journal};
+use super::{Verdict, lost_journals, renamed_journals};
 use crate::gateway::control::CommandView;
 use crate::gateway::lies::FORGED;
 use crate::model::{CommandId, NodeId};
@@ -60,7 +60,9 @@ fn lie(evidence: &Evidence, handed: &Handed, row: &CommandView) -> Option<String
     let (class, runs) = (handed.planned.class, evidence.runs(&row.id));
     let witnessed = !class.leaves_witness() || runs > 0;
     let lacks = class == Class::Barrier && evidence.old.contains(&handed.planned.agent);
-    let lost = || evidence.blows(&row.node, loses_journal).any(|at| at <= row.ended_ms);
+    // To the control plane a journal of another id is one that was lost.
+    let new_journals = || lost_journals(evidence, &row.node).chain(renamed_journals(evidence, &row.node));
+    let lost = || new_journals().any(|at| at <= row.ended_ms);
     let filled = || evidence.blows(&row.node, |blow| matches!(blow, Blow::DiskFull)).next().is_some();
     match (row.state.as_str(), row.reason.as_str()) {
         ("succeeded", _) if class == Class::Fails => Some("SUCCEEDED, and it was asked to fail".into()),

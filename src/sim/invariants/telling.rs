@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Verdict, is_terminal, loses_journal};
+use super::{Verdict, is_terminal, lost_journals, renamed_journals};
 use crate::gateway::control::CommandView;
 use crate::sim::history::Evidence;
 
@@ -33,9 +33,10 @@ pub(super) fn once(evidence: &Evidence) -> Verdict {
         for (journal, count) in told.iter().filter(|(_, count)| **count > 1) {
             broken.push(format!("{} told of the end of {} in {count} events of {journal}", row.node, row.id));
         }
-        // A journal that comes after a lost one tells again of what its records say.
-        let at_most = 1 + losses_since(evidence, row).count();
-        let lost = at_most > 1;
+        // A journal that comes after a lost one tells again of what its records say, and one with a new id of what was not acked.
+        let losses = losses_since(evidence, row).count();
+        let renamed = renamed_journals(evidence, &row.node).filter(|at| *at >= row.dispatched_ms).count();
+        let (at_most, lost) = (1 + losses + renamed, losses > 0);
         let untold = told.is_empty() && !lost && !swallowed.ends.contains(row.id.as_str());
         if told.len() > at_most || untold {
             broken.push(format!("{} told of the end of {} in {} journals", row.node, row.id, told.len()));
@@ -75,5 +76,5 @@ pub fn every_end_told(evidence: &Evidence) -> bool {
 /// Journals lost since the command came to its node: each may have held its end.
 fn losses_since<'a>(evidence: &'a Evidence, row: &'a CommandView) -> impl Iterator<Item = i64> + 'a {
     let since = row.dispatched_ms;
-    evidence.blows(&row.node, loses_journal).filter(move |at| *at >= since)
+    lost_journals(evidence, &row.node).filter(move |at| *at >= since)
 }

@@ -297,6 +297,26 @@ fn only_a_lost_journal_excuses_a_journal_lost_and_an_end_untold() {
 }
 
 #[test]
+fn an_ack_ahead_excuses_a_journal_lost_and_a_second_journal_and_no_end_untold() {
+    let ahead = |evidence: &mut Evidence| {
+        let lie =
+            lie(crate::gateway::lies::TOLD, serde_json::json!({ "lie": "ack-ahead", "journal": "j-1" }));
+        evidence.events.push(EventView { at_ms: 3, ..lie });
+    };
+    let lost = |evidence: &mut Evidence| evidence.commands[0] = view("c-0", "failed", "journal-lost");
+    let again = |evidence: &mut Evidence| {
+        let (number, id) = (evidence.told.len() as u64 + 1, "c-1");
+        evidence.told.push(NodeEventView { number, journal: "j-2".into(), ..told(1, id) });
+    };
+    let untold = |evidence: &mut Evidence| evidence.told[0].kind = "node.load".into();
+    assert_eq!(broken(again), ["I7"]);
+    assert_eq!(broken(|evidence| (again(evidence), ahead(evidence)).1), [""; 0]);
+    assert_eq!(broken(|evidence| (untold(evidence), ahead(evidence)).1), ["I7"]);
+    // The end that its node told of came from nobody else.
+    assert_eq!(broken(|evidence| (lost(evidence), ahead(evidence)).1), ["I7"]);
+}
+
+#[test]
 fn a_node_that_is_away_or_holds_a_credit_at_the_end_breaks_i8() {
     assert_eq!(broken(|evidence| evidence.nodes[0].state = "disconnected".into()), ["I8"]);
     assert_eq!(broken(|evidence| evidence.nodes.clear()), ["I8"]);

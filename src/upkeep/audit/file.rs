@@ -140,6 +140,32 @@ impl AuditLog {
         Ok(())
     }
 
+    /// Takes the last lines away as long as they are among `lines`, so that they can be written anew. They are nobody's before
+    /// that is done: whoever takes them away has them elsewhere.
+    ///
+    /// # Errors
+    /// See [`StateError`].
+    pub fn cut(&self, lines: &HashSet<String>) -> Result<(), StateError> {
+        let Some(dir) = StateDir::open(&self.state)? else { return Ok(()) };
+        let current = dir.names()?.iter().any(|name| name == NAME).then_some(0);
+        for number in current.into_iter().chain(older(&dir)?) {
+            let file = dir.open_to_append(&named(number))?;
+            let cut = || -> io::Result<u64> {
+                let (size, tail) = (file.metadata()?.len(), last_bytes(&file, TAIL_BYTES)?);
+                let last = String::from_utf8_lossy(&tail);
+                let ours =
+                    last.split_inclusive('\n').rev().take_while(|line| lines.contains(line.trim_end()));
+                let bytes: u64 = ours.map(|line| line.len() as u64).sum();
+                file.set_len(size.saturating_sub(bytes))?;
+                Ok(size.saturating_sub(bytes))
+            };
+            if cut().map_err(|error| self.error("cut", &error))? > 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// The last lines of the file, and of those before it where it is short: synced before they are told of. A process that
     /// was killed may have left them, or the names of their files, in memory alone.
     ///

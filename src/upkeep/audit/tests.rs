@@ -270,6 +270,51 @@ async fn lines_that_a_killed_process_left_in_memory_are_forgotten_when_they_and_
 }
 
 #[tokio::test(start_paused = true)]
+async fn lines_of_a_tail_whose_sync_failed_are_written_anew_and_there_once_though_the_next_sync_passes() {
+    let _inline = Inline::here();
+    let temp = tempfile::tempdir().unwrap();
+    let log = log(temp.path(), Retention::default());
+    let journal = journal(&log);
+    log.append(&lines(&["before"])).unwrap();
+    for id in ["c-1", "c-2"] {
+        reject(&journal, id).await;
+    }
+    let left = journal.audit_lines(0).await.unwrap();
+    log.append(&left.lines).unwrap();
+    let fault = write_fault::arm(&log.state, Point::AuditSync, 5);
+    let (end, task) = auditing(&journal, &log);
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!((ids(&log), waiting(&journal).await), (["before", "c-1", "c-2"].map(String::from).into(), 2));
+    drop(fault);
+    // The sync passes, and says nothing of what the one before has lost: only a write of its own counts.
+    let fault = write_fault::arm(&log.state, Point::AuditWrite, 5);
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!((ids(&log), waiting(&journal).await), (vec!["before".to_owned()], 2));
+    drop(fault);
+    sleep(Duration::from_secs(6)).await;
+    assert_eq!((ids(&log), waiting(&journal).await), (["before", "c-1", "c-2"].map(String::from).into(), 0));
+    drop(end);
+    task.await.unwrap();
+}
+
+#[test]
+fn only_the_last_lines_are_cut_and_only_those_that_wait() {
+    let temp = tempfile::tempdir().unwrap();
+    let log = log(temp.path(), Retention { file_bytes: 24, files: 3 });
+    let all = lines(&["a", "b", "c", "d"]);
+    log.append(&all).unwrap();
+    let waiting = [&all[0], &all[2], &all[3]].map(String::clone).into_iter().collect();
+    log.cut(&waiting).unwrap();
+    assert_eq!(
+        log.tail().unwrap(),
+        lines(&["a", "b"]).into_iter().collect(),
+        "across files, up to the first other"
+    );
+    log.append(&all[2..]).unwrap();
+    assert_eq!(log.tail().unwrap(), all.into_iter().collect());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_new_files_lines_are_forgotten_only_when_its_name_is_on_the_disk() {
     let _inline = Inline::here();
     for rotated in [false, true] {

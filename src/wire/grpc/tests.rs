@@ -12,6 +12,7 @@ use tonic::{Code, Request};
 use super::*;
 use crate::host::tcp::Tcp;
 use crate::model::Digest;
+use crate::model::limits::FRAME_ELEMENTS;
 use crate::wire::contract::{self, heartbeat};
 use crate::wire::link::{Dialer, Link};
 use crate::wire::pb;
@@ -191,6 +192,11 @@ impl Node for Script {
                 let frame = pb::GatewayFrame { frame: Some(pb::gateway_frame::Frame::Drain(drain)) };
                 Ok(tonic::Response::new(Box::pin(tokio_stream::once(Ok(frame)))))
             }
+            "too-many" => {
+                let ack = pb::Ack { result_ids: vec![String::new(); FRAME_ELEMENTS], ..Default::default() };
+                let frame = pb::GatewayFrame { frame: Some(pb::gateway_frame::Frame::Ack(ack)) };
+                Ok(tonic::Response::new(Box::pin(tokio_stream::once(Ok(frame)))))
+            }
             "ended" => Ok(tonic::Response::new(Box::pin(tokio_stream::once(Err(storm))))),
             "contract" => {
                 let (say, said) = mpsc::channel(64);
@@ -281,8 +287,10 @@ async fn a_refusals_token_and_pushback_arrive_before_and_within_the_stream() {
 
 #[tokio::test]
 async fn a_frame_over_the_limit_ends_the_session_as_too_large() {
-    let end = session("too-large").await.receive().await.expect_err("the end");
-    assert_eq!((end.kind, end.reason), (EndKind::Local, Some(Reason::FrameTooLarge)), "{end}");
+    for how in ["too-large", "too-many"] {
+        let end = session(how).await.receive().await.expect_err("the end");
+        assert_eq!((end.kind, end.reason), (EndKind::Local, Some(Reason::FrameTooLarge)), "{how}: {end}");
+    }
 }
 
 #[tokio::test]

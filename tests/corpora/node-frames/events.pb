@@ -1,0 +1,2 @@
+"”
+j-1-command.done"{"id":"c-1"}(€ØÁ¢Œ408@Ýnode.leaving"»{"report":{"payload":"eyJ0eXBlIjoibGVhdmUiLCJ0cnVzdF9kb21haW4iOiJsYWIuZXhhbXBsZSIsIm5vZGVfaWQiOiJuLTEiLCJpc3N1ZWRfYXQiOiIyMDI2LTA5LTIxVDE0OjEzOjIwWiIsIm5vdF9hZnRlciI6IjIwMjYtMDktMjFUMTQ6MTQ6MjBaIn0=","payload_type":"application/vnd.bcd.v1.report","signatures":[{"chain":[],"key_id":"k8Sv9umde+u1TQToC/suINio7zDMqw1YZGqBvVeNReo=","signature":"MEQCIFTuj14Ofxk2EAAlAY8ezRxQWTZnhSya6m3ULM2E+vvkAiBoj48aCkzSvuWqOi6wVV5Ea0bcS1QGx3Q4pst8oIiRSg=="}]}}(€ØÁ¢Œ408@

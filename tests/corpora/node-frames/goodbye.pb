@@ -1,0 +1,2 @@
+B
+stoppingstop
