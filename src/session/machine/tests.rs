@@ -426,7 +426,15 @@ fn an_expired_certificate_is_not_offered_and_looked_at_again_every_minute() {
     assert!(matches!(outputs.as_slice(), [Output::Ended(..)]), "{outputs:?}");
     assert_eq!(bench.last_reason(), Some(Reason::IdentityExpired));
     assert_eq!(bench.wait(), Duration::from_secs(60));
-    assert!(bench.machine.last_end().expect("an end").end.detail.ends_with("join again: like this"));
+    assert!(
+        bench
+            .machine
+            .last_end()
+            .expect("an end")
+            .end
+            .detail
+            .ends_with("it joins again by itself; else like this")
+    );
 }
 
 #[test]
