@@ -112,6 +112,3 @@ fn worker(options: &Options, work: &Path, clock: &Arc<dyn Clock>) -> Result<Arc<
     worker.draw_from(seed::stream(options.seed, "worker", 0));
     Ok(Arc::new(worker))
 }
-
-#[cfg(test)]
-mod tests;
