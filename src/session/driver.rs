@@ -13,6 +13,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use prost::Message as _;
+use rand::Rng as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -51,6 +52,8 @@ type Opened = Result<(Box<dyn Link>, Resend), LinkEnd>;
 pub(super) struct Driver {
     parts: SessionParts,
     machine: Machine,
+    /// By chance, and the same for as long as the process lives.
+    first: usize,
     started: Instant,
     /// The same moment in boot time.
     began_boot: Duration,
@@ -116,12 +119,14 @@ async fn done<T>(pending: &mut Pending<T>) -> T {
 
 impl Driver {
     pub(super) fn new(parts: SessionParts) -> Self {
-        let (endpoints, offered) = terms_of(&parts.credentials);
+        let first = parts.rng.clone().random_range(..=usize::MAX >> 1);
+        let (endpoints, offered) = terms_of(&parts.credentials, first);
         let started = Instant::now();
         let pending = parts.journal.pending_events();
         Self {
             machine: Machine::new(endpoints, offered, parts.rng.clone(), Duration::ZERO),
             parts,
+            first,
             started,
             began_boot: Duration::ZERO,
             link: None,
@@ -251,7 +256,7 @@ impl Driver {
                 self.look_at = Instant::now() + LOOK_EVERY;
                 let input = match found {
                     Some(credentials) => {
-                        let (endpoints, offered) = terms_of(&credentials);
+                        let (endpoints, offered) = terms_of(&credentials, self.first);
                         self.parts.credentials = credentials;
                         Input::Renewed { endpoints, offered }
                     }
@@ -570,8 +575,14 @@ fn without_results(error: &(dyn std::error::Error + 'static)) -> (Vec<pb::Comman
     (Vec::new(), resend)
 }
 
-fn terms_of(credentials: &Credentials) -> (Vec<Endpoint>, Offered) {
-    (credentials.endpoints.clone(), credentials.offered.clone())
+fn terms_of(credentials: &Credentials, first: usize) -> (Vec<Endpoint>, Offered) {
+    (from(&credentials.endpoints, first), credentials.offered.clone())
+}
+
+/// Gateways in turn, from one of them on: were it the same for every node, one gateway would have them all.
+fn from(endpoints: &[Endpoint], first: usize) -> Vec<Endpoint> {
+    let (before, behind) = endpoints.split_at(first.checked_rem(endpoints.len()).unwrap_or_default());
+    [behind, before].concat()
 }
 
 async fn done_if_any(pending: &mut Pending<()>) {
@@ -598,5 +609,21 @@ fn log_end(end: &LinkEnd, reaction: Reaction) {
         Reaction::Operator | Reaction::Condemned => {
             tracing::error!(reason, detail = %end, "session refused; an operator must act");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_begin_with_different_gateways_and_try_all_of_them_in_turn() {
+        let list = |names: &[&str]| -> Vec<Endpoint> {
+            names.iter().map(|host| Endpoint { host: (*host).into(), port: 443 }).collect()
+        };
+        assert_eq!(from(&list(&["a", "b", "c"]), 0), list(&["a", "b", "c"]));
+        assert_eq!(from(&list(&["a", "b", "c"]), 4), list(&["b", "c", "a"]));
+        assert_eq!(from(&list(&["a", "b", "c"]), 8), list(&["c", "a", "b"]));
+        assert_eq!(from(&[], 7), []);
     }
 }

@@ -572,7 +572,8 @@ async fn gateways_that_rewind_and_fast_forward_never_set_the_working_clock_back_
 
 #[tokio::test(start_paused = true)]
 async fn a_gateway_that_is_dead_and_one_whose_name_never_resolves_cost_a_dial_each() {
-    let hosts = ["refuses.lab.example", "hangs.lab.example", "lives.lab.example"];
+    // The node begins with the second one, by the draw of its seed.
+    let hosts = ["lives.lab.example", "refuses.lab.example", "hangs.lab.example"];
     let mut node =
         node_at(&hosts, EventLimits::default(), async |journal| drop(result(journal, "c-1", 10).await)).await;
     let start = tokio::time::Instant::now();
@@ -590,7 +591,7 @@ async fn a_gateway_that_is_dead_and_one_whose_name_never_resolves_cost_a_dial_ea
             }
         }
     };
-    assert_eq!(dialed, hosts);
+    assert_eq!(dialed, [hosts[1], hosts[2], hosts[0]]);
     assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     far.send(Down::Welcome(welcome()));
     node.state(SessionState::Live).await;
