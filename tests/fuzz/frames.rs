@@ -70,11 +70,9 @@ fn one<T: Shaped + Clone + PartialEq + std::fmt::Debug + Send + 'static>(bytes: 
     let mut found = None;
     stream(prefixed(bytes), |message: T| found = Some(message));
     if let Some(message) = &found {
-        assert_eq!(
-            T::decode(&*message.encode_to_vec()).as_ref(),
-            Ok(message),
-            "it is written and read the same"
-        );
+        let again = T::decode(&*message.encode_to_vec()).expect("what was written");
+        // A load of NaN is not equal to itself, and a map has no order to compare bytes by.
+        assert!(again == *message || *message != message.clone(), "written and read: {again:?}, {message:?}");
     }
     found
 }
