@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Verdict, is_terminal, lost_journals, renamed_journals};
 use crate::gateway::control::CommandView;
+use crate::model::NodeId;
 use crate::sim::history::Evidence;
 
 /// I7: a journal's events came once each, in order, with no number missing that was not told as dropped, and tell of
@@ -28,6 +29,9 @@ pub(super) fn once(evidence: &Evidence) -> Verdict {
         *place = event.seq.max(*place);
     }
     let (ends, none) = (evidence.told_ends(), BTreeMap::new());
+    // Looked up once: a long run has tens of thousands of rows and of lies.
+    let renamed: BTreeMap<&NodeId, Vec<i64>> =
+        evidence.agents.iter().map(|node| (node, renamed_journals(evidence, node).collect())).collect();
     for row in evidence.ended_by_nodes().filter(|row| !evidence.had_twin(row)) {
         let told = ends.get(row.id.as_str()).unwrap_or(&none);
         for (journal, count) in told.iter().filter(|(_, count)| **count > 1) {
@@ -35,7 +39,8 @@ pub(super) fn once(evidence: &Evidence) -> Verdict {
         }
         // A journal that comes after a lost one tells again of what its records say, and one with a new id of what was not acked.
         let losses = losses_since(evidence, row).count();
-        let renamed = renamed_journals(evidence, &row.node).filter(|at| *at >= row.dispatched_ms).count();
+        let renamed = renamed.get(&row.node).into_iter().flatten();
+        let renamed = renamed.filter(|at| **at >= row.dispatched_ms).count();
         let (at_most, lost) = (1 + losses + renamed, losses > 0);
         let untold = told.is_empty() && !lost && !swallowed.ends.contains(row.id.as_str());
         if told.len() > at_most || untold {
