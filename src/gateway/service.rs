@@ -228,7 +228,7 @@ impl Service {
                 self.relay(&response, *noted, None).await.map(Box::new).map(Begins::Ends)
             }
             Told::Challenged { node, serial, time, challenge } => {
-                let renewing = Renewing { node, serial, incarnation: None, session: None };
+                let renewing = Renewing { node, serial, incarnation: None, session: None, rejoins: true };
                 let challenge = pb::AttestationChallenge { challenge, server_time_ms: time.0 };
                 Ok(Begins::Challenged { challenge, rejoining: Rejoining { request, renewing } })
             }
@@ -312,7 +312,10 @@ impl Service {
             Reason::Superseded => Code::Aborted,
             _ => Code::Unauthenticated,
         };
-        let message = "the certificate is not renewed: it was revoked, or its node is another process's now";
+        let message = match reason {
+            Reason::IdentitySuperseded => "the node has used a newer certificate than this one",
+            _ => "the certificate is not renewed: it was revoked, or its node is another process's now",
+        };
         self.0.refuse(code, reason, message, None)
     }
 
@@ -443,7 +446,8 @@ impl pb::enrollment_server::Enrollment for Service {
         let said = |name| request.metadata().get(name)?.to_str().ok().map(str::to_owned);
         let session = said(status::SESSION).filter(|session| session.len() <= ID_BYTES);
         let incarnation = said(status::INCARNATION).and_then(|text| Incarnation::new(text).ok());
-        let renewing = Renewing { node: peer.node, serial: peer.serial, incarnation, session };
+        let renewing =
+            Renewing { node: peer.node, serial: peer.serial, incarnation, session, rejoins: false };
         if renewing.incarnation.is_none() {
             // Whoever does not say which process it is might be a superseded one.
             self.tell_refused(renewing, Reason::JoinInvalid).await;

@@ -113,6 +113,9 @@ pub enum Refusal {
     /// The node has joined again since.
     #[error("the node has joined again since this certificate was signed")]
     Superseded,
+    /// The node has used a newer certificate.
+    #[error("the node has used a newer certificate than this one")]
+    Renewed,
     /// The certificate holds still.
     #[error("the certificate holds until {0}: it can be renewed")]
     StillValid(ServerTime),
@@ -132,7 +135,7 @@ impl Refusal {
             Self::UsedToken => Reason::TicketUsed,
             Self::UnknownCertificate => Reason::UnknownNode,
             Self::Revoked => Reason::CertificateRevoked,
-            Self::Superseded => Reason::IdentitySuperseded,
+            Self::Superseded | Self::Renewed => Reason::IdentitySuperseded,
             Self::StillValid(_) => Reason::CertificateValid,
             Self::TooLate(_) => Reason::RejoinTooLate,
         }
@@ -161,13 +164,17 @@ impl Enrolment {
         db.execute_batch(&format!("BEGIN IMMEDIATE; {TABLES} {} COMMIT", facts::TABLE))?;
         // Files of earlier builds have none of it. Whoever opens at the same time may have been first. A key that is not
         // known verifies nothing: its node has another by its next renewal.
-        for (table, column, default) in
-            [("tokens", "labels", "{}"), ("nodes", "labels", "{}"), ("certificates", "public_key", "")]
-        {
+        for (table, column, kind) in [
+            ("tokens", "labels", "TEXT NOT NULL DEFAULT '{}'"),
+            ("nodes", "labels", "TEXT NOT NULL DEFAULT '{}'"),
+            ("certificates", "public_key", "TEXT NOT NULL DEFAULT ''"),
+            // Which of its node's it is, in the order of issue; and whether its key has signed something that came here.
+            ("certificates", "issued", "INTEGER NOT NULL DEFAULT 0"),
+            ("certificates", "used", "INTEGER NOT NULL DEFAULT 0"),
+        ] {
             let has = "SELECT 1 FROM pragma_table_info(?) WHERE name = ?";
             if !db.prepare(has)?.exists([table, column])? {
-                let add =
-                    format!("ALTER TABLE {table} ADD COLUMN {column} TEXT NOT NULL DEFAULT '{default}'");
+                let add = format!("ALTER TABLE {table} ADD COLUMN {column} {kind}");
                 if let Err(error) = db.execute_batch(&add)
                     && !db.prepare(has)?.exists([table, column])?
                 {
@@ -175,6 +182,9 @@ impl Enrolment {
                 }
             }
         }
+        db.execute_batch(
+            "CREATE INDEX IF NOT EXISTS certificates_by_node ON certificates (node_id, issued)",
+        )?;
         Ok(Self(db))
     }
 
@@ -255,6 +265,12 @@ impl Enrolment {
         Ok(joined)
     }
 
+    /// Notes that the holder of a certificate has proven itself: it needs none of those before it any more.
+    pub fn used(&self, serial: &str) -> rusqlite::Result<()> {
+        self.0.execute("UPDATE certificates SET used = 1 WHERE serial = ? AND used = 0", [serial])?;
+        Ok(())
+    }
+
     /// The node of a certificate that may be renewed.
     pub fn renew(&self, holder: &Holder) -> rusqlite::Result<Result<Enrolled, Refusal>> {
         Ok(match standing(&self.0, holder)? {
@@ -309,8 +325,9 @@ impl Enrolment {
         not_after: ServerTime,
     ) -> rusqlite::Result<()> {
         self.0.execute(
-            "INSERT INTO certificates (serial, node_id, generation, spki_sha256, not_after_ms, public_key)
-             VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO certificates (serial, node_id, generation, spki_sha256, not_after_ms, public_key, issued)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6,
+               (SELECT coalesce(max(issued), 0) + 1 FROM certificates WHERE node_id = ?2))",
             params![
                 serial,
                 node.node.as_str(),

@@ -450,7 +450,10 @@ impl Worker {
             Ok(checked) => checked,
             Err(refused) => return Ok(refused),
         };
-        let renews = |enrolment: &mut Enrolment| enrolment.renew(&holder);
+        let renews = |enrolment: &mut Enrolment| {
+            enrolment.used(&holder.serial)?;
+            enrolment.renew(&holder)
+        };
         let (issued, bundle, noted) = match self.issue(&csr, renews, renew_request_digest(&request), now)? {
             Ok(issued) => issued,
             Err(refused) => return Ok(refused),
