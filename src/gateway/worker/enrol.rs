@@ -44,7 +44,8 @@ CREATE TABLE IF NOT EXISTS rejoins (
   PRIMARY KEY (serial, spki_sha256)) WITHOUT ROWID;
 ";
 
-/// A certificate that ran out before this needs no revocation: no clock that a gateway judges by is so wrong.
+/// A certificate that ran out before this, and whose key lets nobody in again, needs no revocation: no clock that a gateway
+/// judges by is so wrong.
 const RUN_OUT: Duration = Duration::from_secs(7 * 24 * 3600);
 const REVOKED_AT_ONCE: i64 = 1024;
 const _: () = assert!(REVOKED_AT_ONCE.unsigned_abs() == crate::wire::revocation::SERIALS as u64);
@@ -292,13 +293,14 @@ impl Enrolment {
     }
 
     /// Serials of the certificates of a node that one revocation is to name, the newest first: those of use to nobody
-    /// any more would make it too long to be taken.
-    pub fn serials(&self, node: &NodeId, now: ServerTime) -> rusqlite::Result<Vec<String>> {
+    /// any more would make it too long to be taken. For `window` after its end the key of one may let its node in again.
+    pub fn serials(&self, node: &NodeId, window: Duration, now: ServerTime) -> rusqlite::Result<Vec<String>> {
+        let since = now.minus(RUN_OUT.max(window));
         let sql = "SELECT serial FROM certificates WHERE node_id = ? AND not_after_ms > ?
              ORDER BY not_after_ms DESC, serial LIMIT ?";
         self.0
             .prepare(sql)?
-            .query_map(params![node.as_str(), now.minus(RUN_OUT).0, REVOKED_AT_ONCE], |row| row.get(0))?
+            .query_map(params![node.as_str(), since.0, REVOKED_AT_ONCE], |row| row.get(0))?
             .collect()
     }
 
