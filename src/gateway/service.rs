@@ -256,19 +256,16 @@ impl Service {
         let Rejoining { request, renewing } = rejoining;
         let hindered = self.0.store.not_renewed(renewing.clone()).await;
         if let Some(reason) = hindered.map_err(|error| self.internal(&error))? {
-            return Err(self.not_renewed(reason));
+            let refused = self.not_renewed(reason);
+            return Err(self.told_refusal(renewing, reason, refused).await);
         }
         match self.0.worker.ask(Ask::Rejoin { request, proof }).await {
             Told::Joined(response, noted) => {
                 Ok(answered(self.relay(&response, *noted, Some(renewing)).await?))
             }
-            other => {
-                if let Told::Refused { reason, .. } = &other
-                    && *reason != Reason::JoinInvalid
-                {
-                    self.tell_refused(renewing, *reason).await;
-                }
-                Err(self.refused(other))
+            Told::Refused { reason, message } if reason != Reason::JoinInvalid => {
+                let refused = self.refused(Told::Refused { reason, message });
+                Err(self.told_refusal(renewing, reason, refused).await)
             }
         }
     }
@@ -280,6 +277,7 @@ impl Service {
     /// Notes what was issued, then hands the answer on: a node that has it is known here.
     async fn relay<T: prost::Message + Default>(
         &self,
+            other => Err(self.refused(other)),
         response: &Der,
         noted: Noted,
         renewing: Option<Renewing>,
@@ -288,9 +286,7 @@ impl Service {
         if let Some(reason) = noted.map_err(|error| self.internal(&error))? {
             let refused = self.not_renewed(reason);
             let Some(renewing) = renewing else { return Err(refused) };
-            let refused = self.with_revocation(&renewing.node, refused).await;
-            self.tell_refused(renewing, reason).await;
-            return Err(refused);
+            return Err(self.told_refusal(renewing, reason, refused).await);
         }
         failpoint::hit(failpoint::GATEWAY_JOINED);
         T::decode(&*response.0).map_err(|_| {
@@ -308,6 +304,13 @@ impl Service {
 
     fn not_renewed(&self, reason: Reason) -> Status {
         let code = match reason {
+    /// A refusal to let a node go on, told as an event, with the signed revocation where that is why.
+    async fn told_refusal(&self, renewing: Renewing, reason: Reason, refused: Status) -> Status {
+        let refused = self.with_revocation(&renewing.node, refused).await;
+        self.tell_refused(renewing, reason).await;
+        refused
+    }
+
             Reason::UnknownNode => Code::PermissionDenied,
             Reason::Superseded => Code::Aborted,
             _ => Code::Unauthenticated,
@@ -456,9 +459,8 @@ impl pb::enrollment_server::Enrollment for Service {
         }
         let refused = self.0.store.not_renewed(renewing.clone()).await;
         if let Some(reason) = refused.map_err(|error| self.internal(&error))? {
-            let refused = self.with_revocation(&renewing.node, self.not_renewed(reason)).await;
-            self.tell_refused(renewing, reason).await;
-            return Err(refused);
+            let refused = self.not_renewed(reason);
+            return Err(self.told_refusal(renewing, reason, refused).await);
         }
         let ask = Ask::Renew { request: Der(request.into_inner().encode_to_vec().into()), leaf };
         match self.0.worker.ask(ask).await {
