@@ -10,7 +10,7 @@ use crate::gateway::control::Request;
 use crate::gateway::worker::Order;
 use crate::model::{Digest, Reason, ServerTime};
 use crate::wire::dsse::{Document as _, sign, signing_key};
-use crate::wire::enroll::{JoinAnswer, RejoinProof, RenewProof, X509POP, join_request_digest};
+use crate::wire::enroll::{JoinAnswer, REJOIN_BYTES, RejoinProof, RenewProof, X509POP, join_request_digest};
 use crate::wire::pb::enrollment_client::EnrollmentClient;
 use crate::wire::{pb, status};
 
@@ -200,5 +200,34 @@ async fn a_quarantined_node_is_not_let_in_again_until_that_is_lifted_though_the_
     assert_eq!(events[0].detail["reason"], "duplicate-identity");
     gateway.ask(Request::Unrevoke { node: machine.id() }).await;
     rejoin(&gateway, &machine).await.expect("joined again");
+    gateway.stop().await;
+}
+
+#[tokio::test]
+async fn a_rejoin_that_is_too_long_or_has_a_token_is_asked_for_no_proof() {
+    let gateway = Gateway::start().await;
+    let machine = gateway.machine().await;
+    gateway.works_at.hours(25);
+    let long = pb::JoinRequest { evidence: vec![0x30; REJOIN_BYTES].into(), ..asks(&machine) };
+    let sealed = pb::JoinRequest { sealed_token: vec![0; 48].into(), ..asks(&machine) };
+    for request in [long, sealed] {
+        let refused = challenged(&gateway, request).await.err().expect("refused");
+        assert_eq!(token(&refused), (Code::InvalidArgument, Some(Reason::JoinInvalid)));
+    }
+    gateway.stop().await;
+}
+
+#[tokio::test]
+async fn no_more_joins_wait_for_their_proofs_than_there_are_places_and_a_place_is_free_again() {
+    let gateway = Gateway::with(|options| options.limits.pending_proofs = 1).await;
+    let machine = gateway.machine().await;
+    gateway.works_at.hours(25);
+    let first = challenged(&gateway, asks(&machine)).await.expect("challenged");
+    let refused = challenged(&gateway, asks(&machine)).await.err().expect("refused");
+    assert_eq!(token(&refused), (Code::ResourceExhausted, Some(Reason::Storm)));
+    assert!(status::pushback(&refused).is_some());
+    first.prove(&machine).await.expect("joined again");
+    let refused = rejoin(&gateway, &machine).await.expect_err("another new key");
+    assert_eq!(token(&refused).1, Some(Reason::IdentitySuperseded), "it was heard");
     gateway.stop().await;
 }
