@@ -324,7 +324,8 @@ impl Renewing {
         };
         let now = self.working.now().unwrap_or_default();
         let mut refused = Vec::new();
-        let tell = |error: &RenewError| refused.push(chain(error));
+        let notices = self.notices.clone();
+        let tell = |error: &mut RenewError| refused.extend(told(error, &notices));
         let accepted = renewal.ask(&request, now, || nonce(&mut self.rng), tell).await;
         self.tell_refused(refused).await;
         Ok((request, accepted?))
@@ -345,7 +346,8 @@ impl Renewing {
             heard: self.working.heard(),
         };
         let mut refused = Vec::new();
-        let accepted = rejoin.ask(&request, |error| refused.push(chain(error))).await;
+        let tell = |error: &mut RenewError| refused.extend(told(error, &self.notices));
+        let accepted = rejoin.ask(&request, tell).await;
         self.tell_refused(refused).await;
         Ok((request, accepted?))
     }
@@ -413,3 +415,12 @@ fn nonce(rng: &mut StdRng) -> String {
 
 #[cfg(test)]
 mod tests;
+/// Hands on the revocation that came with a gateway's no. What is to be told of an answer that does not hold.
+fn told(error: &mut RenewError, notices: &mpsc::Sender<Notice>) -> Option<String> {
+    if let Some(envelope) = error.take_revocation() {
+        // One that finds no room comes again with the next refusal.
+        let _ = notices.try_send(Notice::Revocation(envelope));
+    }
+    matches!(error, RenewError::Answer { .. }).then(|| chain(error))
+}
+

@@ -5,12 +5,13 @@ use futures_util::future::BoxFuture;
 
 use super::*;
 use crate::clock::TokioClock;
+use crate::identity::AnswerError;
 use crate::identity::tests::{Fixture, joined};
 use crate::journal::{At, Faults, Locked, Mode, Options};
 use crate::model::JournalId;
 use crate::ports::{ByteStream, ConnectError};
-use crate::session::EndStatus;
-use crate::wire::link::{EndKind, Validity};
+use crate::session::{EndStatus, LiveStatus};
+use crate::wire::link::{EndKind, LinkEnd, Validity};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -141,4 +142,36 @@ async fn a_journal_that_takes_no_birth_is_asked_again_and_the_gateway_is_not() {
     let birth = node.renewing.journal.birth().expect("the journal has taken it");
     assert!(birth.since(NOT_BEFORE) >= HOUR, "the time is that of now: {birth}");
     assert!(unrecorded.is_none());
+}
+
+fn ended(at_boot_ms: u64, reason: Reason) -> EndStatus {
+    EndStatus { kind: EndKind::Unauthenticated, reason: Some(reason), detail: String::new(), at_boot_ms }
+}
+
+fn live() -> Option<LiveStatus> {
+    Some(LiveStatus {
+        session_id: "s-1".into(),
+        gateway_id: "g-1".into(),
+        epoch: 1,
+        proto: 1,
+        heartbeat_interval_ms: 1_000,
+        acked_boot_ms: None,
+    })
+}
+
+#[tokio::test]
+async fn a_revocation_that_any_gateway_hands_on_is_judged_and_only_an_answer_that_does_not_hold_is_an_event()
+{
+    let fixture = joined();
+    let (notices, mut told_of) = mpsc::channel(1);
+    let endpoint = Endpoint { host: "gw1.lab.example".into(), port: 443 };
+    let mut end = LinkEnd::local(EndKind::Unauthenticated, Reason::CertificateRevoked, "no");
+    end.revocation = Some(Box::new(fixture.revocation("n-1", &["4b"])));
+    let mut refused = RenewError::Ended { endpoint: endpoint.clone(), source: end };
+    assert_eq!(told(&mut refused, &notices), None);
+    assert!(matches!(told_of.try_recv(), Ok(Notice::Revocation(_))));
+    let source = AnswerError::Changed("site");
+    let event = told(&mut RenewError::Answer { endpoint, source }, &notices);
+    assert!(event.is_some_and(|detail| detail.contains("gw1.lab.example")));
+    assert!(told_of.try_recv().is_err());
 }
