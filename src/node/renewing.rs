@@ -113,11 +113,9 @@ impl Why {
 
 impl Doubt {
     fn look(&mut self, session: &SessionStatus) {
-        if session.live.is_some() {
-            (self.in_a_row, self.run_out) = (0, false);
-        }
-        let Some(end) = &session.last_end else { return };
-        if self.counted.replace(end.at_boot_ms) != Some(end.at_boot_ms) {
+        if let Some(end) = &session.last_end
+            && self.counted.replace(end.at_boot_ms) != Some(end.at_boot_ms)
+        {
             let backwards = end.reason == Some(Reason::TimeBackwards);
             self.in_a_row = if backwards { self.in_a_row.saturating_add(1) } else { 0 };
             self.run_out = end.reason == Some(Reason::CertificateExpired);
@@ -143,6 +141,10 @@ impl Renewing {
         let mut unrecorded = None;
         loop {
             let why = self.due(&mut planned, &mut doubt, &mut unrecorded).await;
+        // The end may be seen with the session that came after it, which has settled it.
+        if session.live.is_some() {
+            (self.in_a_row, self.run_out) = (0, false);
+        }
             if why == Why::Doubt {
                 doubt = Doubt { asked: Some(self.working.clock().boot()), ..doubt };
             }

@@ -159,6 +159,22 @@ fn live() -> Option<LiveStatus> {
     })
 }
 
+#[test]
+fn an_end_that_is_seen_together_with_the_session_after_it_raises_no_doubt() {
+    for reason in [Reason::CertificateExpired, Reason::TimeBackwards] {
+        let mut doubt = Doubt { in_a_row: 1, ..Doubt::default() };
+        let session = SessionStatus {
+            live: live(),
+            last_end: Some(ended(1_000, reason)),
+            ..SessionStatus::new(Duration::ZERO)
+        };
+        doubt.look(&session);
+        assert_eq!((doubt.in_a_row, doubt.run_out), (0, false), "{reason}");
+        doubt.look(&SessionStatus { live: None, ..session });
+        assert_eq!(doubt.stands(SECOND), None, "{reason}: it was counted, and settled");
+    }
+}
+
 #[tokio::test]
 async fn a_revocation_that_any_gateway_hands_on_is_judged_and_only_an_answer_that_does_not_hold_is_an_event()
 {
