@@ -362,6 +362,14 @@ pub fn install(
     })
 }
 
+/// Removes what is in `keys/` beside the key of `held`. Blocks.
+///
+/// # Errors
+/// See [`KeepError`].
+pub fn tidy(state: &Path, held: &Identity) -> Result<(), KeepError> {
+    change(state, held, |dir, _| Ok(keys::remove_unused(dir, &held.fingerprint)?))
+}
+
 /// Keeps a newer trust bundle in the identity; false when it is kept already. Blocks.
 ///
 /// # Errors

@@ -175,6 +175,20 @@ fn an_end_that_is_seen_together_with_the_session_after_it_raises_no_doubt() {
     }
 }
 
+#[test]
+fn a_rejoin_that_is_refused_since_the_certificate_holds_is_followed_by_its_renewal() {
+    let valid = Some(Reason::CertificateValid);
+    for why in [Why::Expired, Why::RunOut] {
+        assert_eq!(Way::Rejoin.instead(why, valid), Some(Way::Renew), "{why:?}");
+    }
+    let expired = Some(Reason::CertificateExpired);
+    assert_eq!(Way::Renew.instead(Why::RunOut, expired), Some(Way::Rejoin));
+    for why in [Why::Life, Why::Birth, Why::Doubt, Why::Expired] {
+        assert_eq!(Way::Renew.instead(why, expired), None, "{why:?}");
+    }
+    assert_eq!(Way::Rejoin.instead(Why::Expired, Some(Reason::CertificateRevoked)), None);
+}
+
 #[tokio::test]
 async fn a_revocation_that_any_gateway_hands_on_is_judged_and_only_an_answer_that_does_not_hold_is_an_event()
 {
@@ -190,4 +204,22 @@ async fn a_revocation_that_any_gateway_hands_on_is_judged_and_only_an_answer_tha
     let event = told(&mut RenewError::Answer { endpoint, source }, &notices);
     assert!(event.is_some_and(|detail| detail.contains("gw1.lab.example")));
     assert!(told_of.try_recv().is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_retired_key_that_a_killed_renewal_left_goes_with_the_first_session_and_is_never_offered_as_new() {
+    let mut node = node(None, None);
+    let held = node.renewing.identity.borrow().clone();
+    let left = rejoin::offer(&node.renewing.state, &held).unwrap();
+    drop(left);
+    let keys = || std::fs::read_dir(node._fixture.state().join("keys")).unwrap().count();
+    let before = keys();
+    let (mut planned, mut doubt, mut none) = (node.renewing.plan(None), Doubt::default(), None);
+    let due = node.renewing.due(&mut planned, &mut doubt, &mut none);
+    assert!(tokio::time::timeout(SECOND, due).await.is_err());
+    assert_eq!(keys(), before, "no gateway has welcomed the key in use yet: it may be a re-join's");
+    node._session.send_modify(|session| session.live = live());
+    let due = node.renewing.due(&mut planned, &mut doubt, &mut none);
+    assert!(tokio::time::timeout(SECOND, due).await.is_err());
+    assert_eq!(keys(), before - 1);
 }
