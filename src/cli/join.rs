@@ -73,10 +73,11 @@ pub(super) fn run(args: &Args) -> Result<Exit, Exit> {
     // Before anything is moved.
     let ticket = args.ticket.as_deref().map(read_ticket).transpose();
     let ticket = ticket.map_err(|error| fail(&error, error.exit()))?;
-    if args.reset && is_done(&config.state, ticket.as_ref()) {
-        return Ok(Exit::Done);
-    }
+    // One that was killed behind its switch has a step to go, though its identity is there.
     if args.reset && !goes_on(&config.state, ticket.as_ref()) {
+        if is_done(&config.state, ticket.as_ref()) {
+            return Ok(Exit::Done);
+        }
         let aside = identity::reset(&config.state);
         let aside = aside.map_err(|error| fail(&error, error.exit()))?;
         print(&moved(&aside))?;

@@ -13,13 +13,21 @@ pub struct Limits {
     pub streams: usize,
     /// Hello transactions under way. Without the bound a storm is admitted faster than the store commits it.
     pub pending_hellos: usize,
-    /// Hello, or the request of a join, must come within this.
+    /// Joins that were challenged and wait for their proofs: each keeps its request.
+    pub pending_proofs: usize,
+    /// Hello, or a frame of a join, must come within this.
     pub first_frame: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { rate: 200, streams: 5_000, pending_hellos: 64, first_frame: Duration::from_secs(10) }
+        Self {
+            rate: 200,
+            streams: 5_000,
+            pending_hellos: 64,
+            pending_proofs: 64,
+            first_frame: Duration::from_secs(10),
+        }
     }
 }
 

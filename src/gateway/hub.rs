@@ -46,6 +46,7 @@ pub struct Hub {
     bucket: Mutex<Bucket>,
     streams: Arc<Semaphore>,
     hellos: Arc<Semaphore>,
+    proofs: Arc<Semaphore>,
     grant: Mutex<Option<Grant>>,
     live: Mutex<BTreeMap<NodeId, Arc<Live>>>,
     waiting: Mutex<BTreeMap<CommandId, Vec<oneshot::Sender<()>>>>,
@@ -199,6 +200,7 @@ impl Hub {
             bucket: Mutex::new(Bucket::new(limits.rate, clock.boot())),
             streams: Arc::new(Semaphore::new(limits.streams)),
             hellos: Arc::new(Semaphore::new(limits.pending_hellos)),
+            proofs: Arc::new(Semaphore::new(limits.pending_proofs)),
             settings,
             forger,
             reformed: AtomicBool::new(false),
@@ -350,9 +352,21 @@ impl Hub {
     /// # Errors
     /// All are taken.
     pub fn hello_slot(&self) -> Result<OwnedSemaphorePermit, Status> {
-        self.hellos.clone().try_acquire_owned().map_err(|_| {
+        self.pending(&self.hellos, "too many Hellos are pending")
+    }
+
+    /// A place among the joins that wait for their proofs.
+    ///
+    /// # Errors
+    /// All are taken.
+    pub fn proof_place(&self) -> Result<OwnedSemaphorePermit, Status> {
+        self.pending(&self.proofs, "too many joins wait for their proofs")
+    }
+
+    fn pending(&self, places: &Arc<Semaphore>, message: &str) -> Result<OwnedSemaphorePermit, Status> {
+        places.clone().try_acquire_owned().map_err(|_| {
             let wait = self.with_rng(admission::pending_full);
-            self.refuse(Code::ResourceExhausted, Reason::Storm, "too many Hellos are pending", Some(wait))
+            self.refuse(Code::ResourceExhausted, Reason::Storm, message, Some(wait))
         })
     }
 

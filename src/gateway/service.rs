@@ -6,7 +6,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::{self, BoxStream};
 use prost::Message as _;
 use rustls::pki_types::CertificateDer;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
@@ -25,6 +25,7 @@ use crate::failpoint;
 use crate::model::limits::ID_BYTES;
 use crate::model::{Incarnation, NodeId, Reason};
 use crate::wire::der::Der;
+use crate::wire::enroll::{REJOIN_BYTES, X509POP};
 use crate::wire::frames::read_envelope;
 use crate::wire::version::{self, Range};
 use crate::wire::{pb, status};
@@ -222,15 +223,24 @@ impl Service {
             let message = version::no_common(reason, range, hub.settings.protocol);
             hub.refuse(Code::FailedPrecondition, reason, &message, None)
         })?;
+        let again = request.attestor == X509POP;
         let request = Der(request.encode_to_vec().into());
+        if again && request.0.len() > REJOIN_BYTES {
+            // What is asked is kept until its proof is here.
+            return Err(self.join_invalid("the request is too long for a re-join"));
+        }
+        let place = if again { Some(hub.proof_place()?) } else { None };
         match hub.worker.ask(Ask::Join(request.clone())).await {
             Told::Joined(response, noted) => {
                 self.relay(&response, *noted, None).await.map(Box::new).map(Begins::Ends)
             }
             Told::Challenged { node, serial, time, challenge } => {
-                let renewing = Renewing { node, serial, incarnation: None, session: None };
+                let renewing = Renewing { node, serial, incarnation: None, session: None, rejoins: true };
                 let challenge = pb::AttestationChallenge { challenge, server_time_ms: time.0 };
-                Ok(Begins::Challenged { challenge, rejoining: Rejoining { request, renewing } })
+                Ok(Begins::Challenged {
+                    challenge,
+                    rejoining: Rejoining { request, renewing, _place: place },
+                })
             }
             other => Err(self.refused(other)),
         }
@@ -253,23 +263,21 @@ impl Service {
             }
         };
         let proof = read_envelope(proof).map_err(|error| self.join_invalid(&error.to_string()))?;
-        let Rejoining { request, renewing } = rejoining;
+        let Rejoining { request, renewing, _place } = rejoining;
         let hindered = self.0.store.not_renewed(renewing.clone()).await;
         if let Some(reason) = hindered.map_err(|error| self.internal(&error))? {
-            return Err(self.not_renewed(reason));
+            let refused = self.not_renewed(reason);
+            return Err(self.told_refusal(renewing, reason, refused).await);
         }
         match self.0.worker.ask(Ask::Rejoin { request, proof }).await {
             Told::Joined(response, noted) => {
                 Ok(answered(self.relay(&response, *noted, Some(renewing)).await?))
             }
-            other => {
-                if let Told::Refused { reason, .. } = &other
-                    && *reason != Reason::JoinInvalid
-                {
-                    self.tell_refused(renewing, *reason).await;
-                }
-                Err(self.refused(other))
+            Told::Refused { reason, message } if reason != Reason::JoinInvalid => {
+                let refused = self.refused(Told::Refused { reason, message });
+                Err(self.told_refusal(renewing, reason, refused).await)
             }
+            other => Err(self.refused(other)),
         }
     }
 
@@ -288,14 +296,19 @@ impl Service {
         if let Some(reason) = noted.map_err(|error| self.internal(&error))? {
             let refused = self.not_renewed(reason);
             let Some(renewing) = renewing else { return Err(refused) };
-            let refused = self.with_revocation(&renewing.node, refused).await;
-            self.tell_refused(renewing, reason).await;
-            return Err(refused);
+            return Err(self.told_refusal(renewing, reason, refused).await);
         }
         failpoint::hit(failpoint::GATEWAY_JOINED);
         T::decode(&*response.0).map_err(|_| {
             self.0.refuse(Code::Internal, Reason::Internal, "the worker's answer cannot be read", None)
         })
+    }
+
+    /// A refusal to let a node go on, told as an event, with the signed revocation where that is why.
+    async fn told_refusal(&self, renewing: Renewing, reason: Reason, refused: Status) -> Status {
+        let refused = self.with_revocation(&renewing.node, refused).await;
+        self.tell_refused(renewing, reason).await;
+        refused
     }
 
     /// The refusal stands whether or not it can be told.
@@ -312,7 +325,10 @@ impl Service {
             Reason::Superseded => Code::Aborted,
             _ => Code::Unauthenticated,
         };
-        let message = "the certificate is not renewed: it was revoked, or its node is another process's now";
+        let message = match reason {
+            Reason::IdentitySuperseded => "the node has used a newer certificate than this one",
+            _ => "the certificate is not renewed: it was revoked, or its node is another process's now",
+        };
         self.0.refuse(code, reason, message, None)
     }
 
@@ -361,6 +377,7 @@ enum Begins {
 struct Rejoining {
     request: Der,
     renewing: Renewing,
+    _place: Option<OwnedSemaphorePermit>,
 }
 
 fn answered(response: pb::JoinResponse) -> pb::JoinAnswer {
@@ -430,7 +447,16 @@ impl pb::enrollment_server::Enrollment for Service {
             Begins::Ends(response) => tokio_stream::once(Ok(answered(*response))).boxed(),
             Begins::Challenged { challenge, rejoining } => {
                 let frame = Some(pb::join_answer::Frame::Challenge(challenge));
-                let rest = self.clone().rejoin(rejoining, inbound);
+                // A task of its own: whoever reads no answer must not keep its place for longer than a proof may take.
+                let rest = tokio::spawn(self.clone().rejoin(rejoining, inbound));
+                let service = self.clone();
+                let rest = async move {
+                    rest.await.unwrap_or_else(|error| {
+                        tracing::error!(%error, "the second half of a join panicked");
+                        let message = "the join could not be answered";
+                        Err(service.0.refuse(Code::Internal, Reason::Internal, message, None))
+                    })
+                };
                 tokio_stream::once(Ok(pb::JoinAnswer { frame })).chain(stream::once(rest)).boxed()
             }
         }))
@@ -443,7 +469,8 @@ impl pb::enrollment_server::Enrollment for Service {
         let said = |name| request.metadata().get(name)?.to_str().ok().map(str::to_owned);
         let session = said(status::SESSION).filter(|session| session.len() <= ID_BYTES);
         let incarnation = said(status::INCARNATION).and_then(|text| Incarnation::new(text).ok());
-        let renewing = Renewing { node: peer.node, serial: peer.serial, incarnation, session };
+        let renewing =
+            Renewing { node: peer.node, serial: peer.serial, incarnation, session, rejoins: false };
         if renewing.incarnation.is_none() {
             // Whoever does not say which process it is might be a superseded one.
             self.tell_refused(renewing, Reason::JoinInvalid).await;
@@ -452,9 +479,8 @@ impl pb::enrollment_server::Enrollment for Service {
         }
         let refused = self.0.store.not_renewed(renewing.clone()).await;
         if let Some(reason) = refused.map_err(|error| self.internal(&error))? {
-            let refused = self.with_revocation(&renewing.node, self.not_renewed(reason)).await;
-            self.tell_refused(renewing, reason).await;
-            return Err(refused);
+            let refused = self.not_renewed(reason);
+            return Err(self.told_refusal(renewing, reason, refused).await);
         }
         let ask = Ask::Renew { request: Der(request.into_inner().encode_to_vec().into()), leaf };
         match self.0.worker.ask(ask).await {

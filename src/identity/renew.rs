@@ -197,7 +197,8 @@ pub struct Renewal<'a> {
 }
 
 impl Renewal<'_> {
-    /// Asks each gateway once, until one gives an answer that holds; `refused` is told of each one that does not.
+    /// Asks each gateway once, until one gives an answer that holds; `failed` is told of each error, and may take what came
+    /// with it.
     ///
     /// # Errors
     /// See [`RenewError`]; of the last one asked.
@@ -206,17 +207,15 @@ impl Renewal<'_> {
         request: &Request,
         now: ServerTime,
         mut nonce: impl FnMut() -> String,
-        mut refused: impl FnMut(&RenewError),
+        mut failed: impl FnMut(&mut RenewError),
     ) -> Result<Accepted, RenewError> {
         let mut last = RenewError::NoEndpoint;
         for endpoint in self.endpoints {
             match self.ask_one(endpoint, request, now, &mut nonce).await {
                 Ok(accepted) => return Ok(accepted),
                 Err(error @ RenewError::Proof(_)) => return Err(error),
-                Err(error) => {
-                    if let RenewError::Answer { .. } = &error {
-                        refused(&error);
-                    }
+                Err(mut error) => {
+                    failed(&mut error);
                     // What another that is down does not make unsaid.
                     if last.refusal() != Some(Reason::CertificateExpired) {
                         last = error;
@@ -361,6 +360,14 @@ pub fn install(
         failpoint::hit(failpoint::RENEW_KEYS_REMOVED);
         Ok(())
     })
+}
+
+/// Removes what is in `keys/` beside the key of `held`. Blocks.
+///
+/// # Errors
+/// See [`KeepError`].
+pub fn tidy(state: &Path, held: &Identity) -> Result<(), KeepError> {
+    change(state, held, |dir, _| Ok(keys::remove_unused(dir, &held.fingerprint)?))
 }
 
 /// Keeps a newer trust bundle in the identity; false when it is kept already. Blocks.

@@ -60,7 +60,7 @@ reasons! {
     CertificateExpired, "certificate-expired", Call, "the node certificate has run out; renew it or join again";
     CertificateRevoked, "certificate-revoked", Call, "the node certificate was revoked";
     DuplicateIdentity, "duplicate-identity", Call, "two machines used one identity; it is quarantined";
-    IdentitySuperseded, "identity-superseded", Call, "the node has joined again since; this is its older identity";
+    IdentitySuperseded, "identity-superseded", Call, "the node has joined again, or used a newer certificate, since; this is its older identity";
     UnknownNode, "unknown-node", Call, "the control plane does not know this node; join again";
     WrongIdentity, "wrong-identity", Call, "the node id in Hello is not the certificate's";
     RoleMismatch, "role-mismatch", Call, "the role in Hello is not the certificate's";

@@ -19,7 +19,7 @@ use crate::blocking;
 use crate::failpoint;
 use crate::identity::join_again;
 use crate::identity::renew::rejoin::{self, Rejoin};
-use crate::identity::renew::{Caller, KeepError, RenewError, Renewal, Request, install};
+use crate::identity::renew::{Caller, KeepError, RenewError, Renewal, Request, install, tidy};
 use crate::identity::schedule::{Moment, Retries};
 use crate::identity::{Accepted, Identity};
 use crate::journal::Journal;
@@ -82,6 +82,15 @@ struct Planned {
     certificate: Digest,
     moment: Moment,
     got: Option<ServerTime>,
+    /// There is no key beside its own any more.
+    tidied: bool,
+}
+
+/// How a certificate is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Renew,
+    Rejoin,
 }
 
 /// What the ends of sessions have raised: Welcomes that lay before the mark, and the word that the certificate has run out.
@@ -111,16 +120,30 @@ impl Why {
     }
 }
 
+impl Way {
+    /// What to try instead within the same attempt: the join service's clock says on which side of the certificate's end it
+    /// is.
+    fn instead(self, why: Why, refusal: Option<Reason>) -> Option<Self> {
+        match (self, why, refusal) {
+            (Self::Renew, Why::RunOut, Some(Reason::CertificateExpired)) => Some(Self::Rejoin),
+            (Self::Rejoin, _, Some(Reason::CertificateValid)) => Some(Self::Renew),
+            _ => None,
+        }
+    }
+}
+
 impl Doubt {
     fn look(&mut self, session: &SessionStatus) {
-        if session.live.is_some() {
-            (self.in_a_row, self.run_out) = (0, false);
-        }
-        let Some(end) = &session.last_end else { return };
-        if self.counted.replace(end.at_boot_ms) != Some(end.at_boot_ms) {
+        if let Some(end) = &session.last_end
+            && self.counted.replace(end.at_boot_ms) != Some(end.at_boot_ms)
+        {
             let backwards = end.reason == Some(Reason::TimeBackwards);
             self.in_a_row = if backwards { self.in_a_row.saturating_add(1) } else { 0 };
             self.run_out = end.reason == Some(Reason::CertificateExpired);
+        }
+        // The end may be seen with the session that came after it, which has settled it.
+        if session.live.is_some() {
+            (self.in_a_row, self.run_out) = (0, false);
         }
     }
 
@@ -158,12 +181,12 @@ impl Renewing {
                     // The session takes it from the disk; until then nothing is due again.
                     let _ = tokio::time::timeout(LOOK, self.identity.changed()).await;
                     planned = self.plan(Some(got));
-                }
-                Err(mut error) => {
-                    if let Some(envelope) = error.take_revocation() {
-                        // One that finds no room comes again with the next refusal.
-                        let _ = self.notices.try_send(Notice::Revocation(envelope));
+                    if self.is_over() {
+                        // Signed time is ahead by more than a certificate's life: another one would be no better.
+                        self.sleep(DOUBT_EVERY, &planned).await;
                     }
+                }
+                Err(error) => {
                     let mut wait = retries.failed(error.pushback(), &mut self.rng);
                     if let Some(reason) = rejoin::refuses(&error).filter(|_| why.has_run_out()) {
                         wait = wait.max(REFUSED_EVERY);
@@ -198,7 +221,27 @@ impl Renewing {
 
     fn plan(&mut self, got: Option<ServerTime>) -> Planned {
         let certificate = self.identity.borrow_and_update().certificate;
-        Planned { certificate, moment: Moment::draw(&mut self.rng), got }
+        Planned { certificate, moment: Moment::draw(&mut self.rng), got, tidied: false }
+    }
+
+    /// By signed time.
+    fn is_over(&self) -> bool {
+        let not_after = self.identity.borrow().leaf.validity.not_after;
+        self.working.signed().is_some_and(|signed| signed >= not_after)
+    }
+
+    /// What a killed attempt has left beside the key in use is worth nothing once a gateway has welcomed that: had one let
+    /// the node in again, this identity would be superseded. A retired key must not be offered as a new one.
+    async fn tidy(&self) {
+        let (state, held) = (self.state.clone(), self.identity.borrow().clone());
+        match blocking::run(move || tidy(&state, &held)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(error, "keys that are not in use stay until the next renewal");
+            }
+            Err(error) => tracing::error!(%error, "removing keys that are not in use failed"),
+        }
     }
 
     /// Waits until there is a reason to ask.
@@ -216,9 +259,13 @@ impl Renewing {
                 self.conditions.keep(None);
             }
             doubt.look(&self.session.borrow_and_update());
-            if self.session.borrow().live.is_some() {
+            let live = self.session.borrow().live.is_some();
+            if live {
                 // Whoever said otherwise was wrong, or has been put right.
                 self.conditions.keep(None);
+                if !std::mem::replace(&mut planned.tidied, true) {
+                    self.tidy().await;
+                }
             }
             let wait = match self.reason(planned, doubt) {
                 // The answer that gives it one is here already.
@@ -249,7 +296,7 @@ impl Renewing {
         if revoked {
             return Err(LOOK);
         }
-        if self.working.signed().is_some_and(|signed| signed >= validity.not_after) {
+        if self.is_over() {
             return Ok(Why::Expired);
         }
         // One Welcome that lies may have moved the clock so far, and no session would ever move it back. The gateway's
@@ -276,17 +323,16 @@ impl Renewing {
     async fn attempt(&mut self, why: Why) -> Result<(ServerTime, Option<Unrecorded>), RenewError> {
         let held = self.identity.borrow().clone();
         tracing::info!(?why, until = %held.leaf.validity.not_after, "renewing the certificate");
-        let (request, accepted) = match why {
-            Why::Expired => self.rejoin(&held).await?,
-            // It is still offered: the word, or the clock, may be wrong.
-            Why::RunOut => match self.renew(&held).await {
-                Err(error) if error.refusal() == Some(Reason::CertificateExpired) => {
-                    self.rejoin(&held).await?
-                }
-                renewed => renewed?,
+        // Where signed time does not say so it is still offered: the word, or the clock, may be wrong.
+        let way = if why == Why::Expired { Way::Rejoin } else { Way::Renew };
+        let asked = match self.ask(way, &held).await {
+            Err(error) => match way.instead(why, error.refusal()) {
+                Some(other) => self.ask(other, &held).await,
+                None => Err(error),
             },
-            Why::Life | Why::Birth | Why::Doubt => self.renew(&held).await?,
+            asked => asked,
         };
+        let (request, accepted) = asked?;
         failpoint::hit(failpoint::RENEW_ANSWERED);
         let (time, until) = (accepted.server_time, accepted.leaf.validity.not_after);
         let state = self.state.clone();
@@ -309,6 +355,13 @@ impl Renewing {
         if own.is_empty() { held.trust.endpoints.clone() } else { own.clone() }
     }
 
+    async fn ask(&mut self, way: Way, held: &Identity) -> Result<(Request, Accepted), RenewError> {
+        match way {
+            Way::Renew => self.renew(held).await,
+            Way::Rejoin => self.rejoin(held).await,
+        }
+    }
+
     async fn renew(&mut self, held: &Identity) -> Result<(Request, Accepted), RenewError> {
         let request = blocking::run(Request::new).await?.map_err(KeepError::from)?;
         let session = self.session.borrow().live.as_ref().map(|live| live.session_id.clone());
@@ -324,7 +377,8 @@ impl Renewing {
         };
         let now = self.working.now().unwrap_or_default();
         let mut refused = Vec::new();
-        let tell = |error: &RenewError| refused.push(chain(error));
+        let notices = self.notices.clone();
+        let tell = |error: &mut RenewError| refused.extend(told(error, &notices));
         let accepted = renewal.ask(&request, now, || nonce(&mut self.rng), tell).await;
         self.tell_refused(refused).await;
         Ok((request, accepted?))
@@ -345,7 +399,8 @@ impl Renewing {
             heard: self.working.heard(),
         };
         let mut refused = Vec::new();
-        let accepted = rejoin.ask(&request, |error| refused.push(chain(error))).await;
+        let tell = |error: &mut RenewError| refused.extend(told(error, &self.notices));
+        let accepted = rejoin.ask(&request, tell).await;
         self.tell_refused(refused).await;
         Ok((request, accepted?))
     }
@@ -397,6 +452,15 @@ impl Renewing {
             "the certificate was not renewed"
         );
     }
+}
+
+/// Hands on the revocation that came with a gateway's no. What is to be told of an answer that does not hold.
+fn told(error: &mut RenewError, notices: &mpsc::Sender<Notice>) -> Option<String> {
+    if let Some(envelope) = error.take_revocation() {
+        // One that finds no room comes again with the next refusal.
+        let _ = notices.try_send(Notice::Revocation(envelope));
+    }
+    matches!(error, RenewError::Answer { .. }).then(|| chain(error))
 }
 
 /// An error with its causes, in one line.

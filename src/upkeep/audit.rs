@@ -105,7 +105,7 @@ impl Audit {
             log.append(&new)?;
             Ok(in_file)
         });
-        progress.doubted |= looks;
+        progress.doubted = true;
         match done.await {
             Ok(Ok(in_file)) => {
                 progress.known = Some(in_file);
@@ -142,7 +142,7 @@ struct Progress {
     written: u64,
     /// Lines that are in the file already; absent until somebody has looked.
     known: Option<HashSet<String>>,
-    /// A look has failed. After a sync that did, another one passes though nothing of it has reached the disk: the kernel
+    /// A look or a write has failed. After a sync that did, another one passes though nothing of it has reached the disk: the kernel
     /// takes its pages for clean. What the journal still has is therefore written anew.
     doubted: bool,
     /// Lines wait behind the last page.

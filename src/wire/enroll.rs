@@ -74,6 +74,8 @@ pub struct RenewProof {
 
 /// The attestor of a join in which the key of an older certificate proves the node.
 pub const X509POP: &str = "x509pop";
+/// Longest request of such a join, encoded: a new key's, and a chain of certificates.
+pub const REJOIN_BYTES: usize = 64 << 10;
 
 /// What a node signs with the key of a certificate that has run out, to be let in again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

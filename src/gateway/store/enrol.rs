@@ -18,9 +18,10 @@ impl Store {
         noted: Noted,
         renewing: Option<Renewing>,
     ) -> Result<Option<Reason>, StoreError> {
+        let now = self.clock();
         self.run(move |db| {
             if let Some(renewing) = &renewing
-                && let Some(reason) = hinders(db, renewing)?
+                && let Some(reason) = hinders(db, renewing, now())?
             {
                 return Ok(Some(reason));
             }

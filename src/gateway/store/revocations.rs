@@ -37,12 +37,21 @@ pub struct Renewing {
     pub incarnation: Option<Incarnation>,
     /// Its live session, where it has one; for people.
     pub session: Option<String>,
+    /// Its certificate has run out, and it joins again with the key of it.
+    pub rejoins: bool,
 }
 
 /// Why a certificate is not renewed, if there is a why.
-pub(super) fn hinders(db: &Connection, renewing: &Renewing) -> rusqlite::Result<Option<Reason>> {
+pub(super) fn hinders(
+    db: &Connection,
+    renewing: &Renewing,
+    now: ServerTime,
+) -> rusqlite::Result<Option<Reason>> {
     if let Some(reason) = revoked(db, &renewing.serial)? {
         return Ok(Some(reason));
+    }
+    if renewing.rejoins && has_newer(db, renewing, now)? {
+        return Ok(Some(Reason::IdentitySuperseded));
     }
     let node = renewing.node.as_str();
     let newest: Option<String> = db
@@ -57,6 +66,16 @@ pub(super) fn hinders(db: &Connection, renewing: &Renewing) -> rusqlite::Result<
         .prepare_cached("SELECT 1 FROM appearances WHERE node_id = ? AND incarnation = ?")?
         .exists([node, other])?;
     Ok(followed.then_some(Reason::Superseded))
+}
+
+/// Whether the newest session of the node was opened with a certificate that outlives the one which has run out: the key of
+/// that is retired. A node that never had the answer to its renewal has opened none with a newer one. Of a certificate that
+/// is not known here the end is not, but for that it is over.
+fn has_newer(db: &Connection, renewing: &Renewing, now: ServerTime) -> rusqlite::Result<bool> {
+    let sql = "SELECT 1 FROM nodes n JOIN certs newest ON newest.serial = n.serial
+         LEFT JOIN certs old ON old.serial = ?2
+         WHERE n.node_id = ?1 AND n.serial <> ?2 AND newest.not_after_ms > coalesce(old.not_after_ms, ?3)";
+    db.prepare_cached(sql)?.exists(params![renewing.node.as_str(), renewing.serial, now.0])
 }
 
 impl Store {
@@ -119,12 +138,14 @@ impl Store {
     }
 
     /// Why the certificate of this serial may not be renewed, if it may not: a renewal must not be the way out of a
-    /// quarantine, nor a copy's way on. An incarnation that has not said Hello yet may.
+    /// quarantine, nor a copy's way on, nor a re-join that of a key which a renewal has retired. An incarnation that has not
+    /// said Hello yet may.
     ///
     /// # Errors
     /// See [`StoreError`].
     pub async fn not_renewed(&self, renewing: Renewing) -> Result<Option<Reason>, StoreError> {
-        self.run(move |db| hinders(db, &renewing)).await
+        let now = self.clock();
+        self.run(move |db| hinders(db, &renewing, now())).await
     }
 
     /// Tells of a renewal that was refused, once a minute a node: it can ask as often as it likes.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use data_encoding::BASE64URL_NOPAD;
@@ -15,9 +16,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Status, Streaming};
 
-use crate::clock::{Clock as _, SystemClock};
+use crate::clock::{Clock, SystemClock};
 use crate::gateway::control::{Client, ClientError, CommandView, EventView, Operator, Request, Response};
-use crate::gateway::worker::{self, Desk, Draft, Link, TicketTerms, Worker};
+use crate::gateway::worker::{self, Desk, Draft, Link, Order, TicketTerms, Told, Worker};
 use crate::gateway::{GatewayError, Options, Ready, make_closed, run};
 use crate::model::{CommandId, Digest, NodeId, ServerTime};
 use crate::wire::bundle::TrustBundle;
@@ -43,11 +44,33 @@ pub(super) struct Gateway {
     pub dir: Arc<TempDir>,
     name: String,
     worker: Arc<Worker>,
+    /// The worker's clock.
+    pub works_at: Arc<Shifted>,
     desk: Desk,
     pub ready: Ready,
     stop: oneshot::Sender<()>,
     task: tokio::task::JoinHandle<Result<(), GatewayError>>,
     tasks: Tasks,
+}
+
+/// The system's clock, off by what the test says.
+#[derive(Debug, Default)]
+pub(super) struct Shifted(AtomicI64);
+
+impl Shifted {
+    pub fn hours(&self, hours: i64) {
+        self.0.store(hours * 3_600_000, Ordering::Relaxed);
+    }
+}
+
+impl Clock for Shifted {
+    fn boot(&self) -> Duration {
+        SystemClock.boot()
+    }
+
+    fn wall_ms(&self) -> i64 {
+        SystemClock.wall_ms() + self.0.load(Ordering::Relaxed)
+    }
 }
 
 /// A gateway's runtime. Dropped, it ends all of the tasks at once and waits for none.
@@ -104,7 +127,8 @@ impl Gateway {
         worker: Arc<Worker>,
         change: impl FnOnce(&mut Options),
     ) -> Self {
-        let clock = Arc::new(SystemClock);
+        let clock = Arc::new(Shifted::default());
+        let works_at = clock.clone();
         let desk = Desk::here(worker.clone(), clock.clone());
         let listen = "127.0.0.1:0".parse().expect("an address");
         let mut options = Options::new(dir.path().join(name), listen, Link::here(worker.clone(), clock));
@@ -123,7 +147,8 @@ impl Gateway {
             },
         ));
         let ready = within("the gateway's start", told).await.expect("it starts");
-        Self { dir, name: name.into(), worker, desk, ready, stop, task, tasks: Tasks(Some(runtime)) }
+        let tasks = Tasks(Some(runtime));
+        Self { dir, name: name.into(), worker, works_at, desk, ready, stop, task, tasks }
     }
 
     /// Ends at once and writes nothing more.
@@ -162,6 +187,12 @@ impl Gateway {
             Err(ClientError::Refused(why)) => Response::Error(why),
             answer => answer.expect("answered"),
         }
+    }
+
+    /// What no gateway hears of.
+    pub fn obey(&self, order: Order) {
+        let now = ServerTime(self.works_at.wall_ms());
+        assert!(matches!(self.worker.obey(order, now), Told::Done));
     }
 
     pub async fn operator(&self) -> Operator {

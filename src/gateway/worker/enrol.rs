@@ -44,7 +44,8 @@ CREATE TABLE IF NOT EXISTS rejoins (
   PRIMARY KEY (serial, spki_sha256)) WITHOUT ROWID;
 ";
 
-/// A certificate that ran out before this needs no revocation: no clock that a gateway judges by is so wrong.
+/// A certificate that ran out before this, and whose key lets nobody in again, needs no revocation: no clock that a gateway
+/// judges by is so wrong.
 const RUN_OUT: Duration = Duration::from_secs(7 * 24 * 3600);
 const REVOKED_AT_ONCE: i64 = 1024;
 const _: () = assert!(REVOKED_AT_ONCE.unsigned_abs() == crate::wire::revocation::SERIALS as u64);
@@ -113,6 +114,9 @@ pub enum Refusal {
     /// The node has joined again since.
     #[error("the node has joined again since this certificate was signed")]
     Superseded,
+    /// The node has used a newer certificate.
+    #[error("the node has used a newer certificate than this one")]
+    Renewed,
     /// The certificate holds still.
     #[error("the certificate holds until {0}: it can be renewed")]
     StillValid(ServerTime),
@@ -132,7 +136,7 @@ impl Refusal {
             Self::UsedToken => Reason::TicketUsed,
             Self::UnknownCertificate => Reason::UnknownNode,
             Self::Revoked => Reason::CertificateRevoked,
-            Self::Superseded => Reason::IdentitySuperseded,
+            Self::Superseded | Self::Renewed => Reason::IdentitySuperseded,
             Self::StillValid(_) => Reason::CertificateValid,
             Self::TooLate(_) => Reason::RejoinTooLate,
         }
@@ -161,13 +165,17 @@ impl Enrolment {
         db.execute_batch(&format!("BEGIN IMMEDIATE; {TABLES} {} COMMIT", facts::TABLE))?;
         // Files of earlier builds have none of it. Whoever opens at the same time may have been first. A key that is not
         // known verifies nothing: its node has another by its next renewal.
-        for (table, column, default) in
-            [("tokens", "labels", "{}"), ("nodes", "labels", "{}"), ("certificates", "public_key", "")]
-        {
+        for (table, column, kind) in [
+            ("tokens", "labels", "TEXT NOT NULL DEFAULT '{}'"),
+            ("nodes", "labels", "TEXT NOT NULL DEFAULT '{}'"),
+            ("certificates", "public_key", "TEXT NOT NULL DEFAULT ''"),
+            // Which of its node's it is, in the order of issue; and whether its key has signed something that came here.
+            ("certificates", "issued", "INTEGER NOT NULL DEFAULT 0"),
+            ("certificates", "used", "INTEGER NOT NULL DEFAULT 0"),
+        ] {
             let has = "SELECT 1 FROM pragma_table_info(?) WHERE name = ?";
             if !db.prepare(has)?.exists([table, column])? {
-                let add =
-                    format!("ALTER TABLE {table} ADD COLUMN {column} TEXT NOT NULL DEFAULT '{default}'");
+                let add = format!("ALTER TABLE {table} ADD COLUMN {column} {kind}");
                 if let Err(error) = db.execute_batch(&add)
                     && !db.prepare(has)?.exists([table, column])?
                 {
@@ -175,6 +183,9 @@ impl Enrolment {
                 }
             }
         }
+        db.execute_batch(
+            "CREATE INDEX IF NOT EXISTS certificates_by_node ON certificates (node_id, issued)",
+        )?;
         Ok(Self(db))
     }
 
@@ -255,6 +266,12 @@ impl Enrolment {
         Ok(joined)
     }
 
+    /// Notes that the holder of a certificate has proven itself: it needs none of those before it any more.
+    pub fn used(&self, serial: &str) -> rusqlite::Result<()> {
+        self.0.execute("UPDATE certificates SET used = 1 WHERE serial = ? AND used = 0", [serial])?;
+        Ok(())
+    }
+
     /// The node of a certificate that may be renewed.
     pub fn renew(&self, holder: &Holder) -> rusqlite::Result<Result<Enrolled, Refusal>> {
         Ok(match standing(&self.0, holder)? {
@@ -276,13 +293,14 @@ impl Enrolment {
     }
 
     /// Serials of the certificates of a node that one revocation is to name, the newest first: those of use to nobody
-    /// any more would make it too long to be taken.
-    pub fn serials(&self, node: &NodeId, now: ServerTime) -> rusqlite::Result<Vec<String>> {
+    /// any more would make it too long to be taken. For `window` after its end the key of one may let its node in again.
+    pub fn serials(&self, node: &NodeId, window: Duration, now: ServerTime) -> rusqlite::Result<Vec<String>> {
+        let since = now.minus(RUN_OUT.max(window));
         let sql = "SELECT serial FROM certificates WHERE node_id = ? AND not_after_ms > ?
              ORDER BY not_after_ms DESC, serial LIMIT ?";
         self.0
             .prepare(sql)?
-            .query_map(params![node.as_str(), now.minus(RUN_OUT).0, REVOKED_AT_ONCE], |row| row.get(0))?
+            .query_map(params![node.as_str(), since.0, REVOKED_AT_ONCE], |row| row.get(0))?
             .collect()
     }
 
@@ -309,8 +327,9 @@ impl Enrolment {
         not_after: ServerTime,
     ) -> rusqlite::Result<()> {
         self.0.execute(
-            "INSERT INTO certificates (serial, node_id, generation, spki_sha256, not_after_ms, public_key)
-             VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO certificates (serial, node_id, generation, spki_sha256, not_after_ms, public_key, issued)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6,
+               (SELECT coalesce(max(issued), 0) + 1 FROM certificates WHERE node_id = ?2))",
             params![
                 serial,
                 node.node.as_str(),

@@ -68,7 +68,10 @@ impl Worker {
         };
         let judged = self.judge(tables, claim, update, &said)?;
         let (serial, refused) = match judged {
-            Ok(serial) => (serial, None),
+            Ok(serial) => {
+                tables.used(&serial)?;
+                (serial, None)
+            }
             Err(no) => (String::new(), Some(no)),
         };
         note(&tables.0, &claim.node, &said, &serial, refused.as_ref(), now)?;

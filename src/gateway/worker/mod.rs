@@ -307,7 +307,14 @@ impl Worker {
         if let failed @ Told::Failed(_) = self.set_revoked(&node_id, true)? {
             return Ok(failed);
         }
-        let serials = self.enrolment().serials(&node_id, now)?;
+        let serials = self.enrolment().serials(&node_id, self.rejoin_within, now)?;
+        if serials.is_empty() {
+            let message = format!(
+                "every certificate of {node_id} ran out so long ago that a signed revocation would name none; revoke it \
+                 without --for-good"
+            );
+            return Ok(Told::Failed(message));
+        }
         let trust_domain = self.trust_domain.clone();
         let body = Revocation { trust_domain, node_id, serials, issued_at: now };
         Ok(Told::Signed(self.sign_pinned::<Revocation>(&body)?))
@@ -450,7 +457,10 @@ impl Worker {
             Ok(checked) => checked,
             Err(refused) => return Ok(refused),
         };
-        let renews = |enrolment: &mut Enrolment| enrolment.renew(&holder);
+        let renews = |enrolment: &mut Enrolment| {
+            enrolment.used(&holder.serial)?;
+            enrolment.renew(&holder)
+        };
         let (issued, bundle, noted) = match self.issue(&csr, renews, renew_request_digest(&request), now)? {
             Ok(issued) => issued,
             Err(refused) => return Ok(refused),

@@ -11,7 +11,7 @@ use super::{AskError, Csr, Told, Worker, invalid};
 use crate::model::limits::{CHAIN, JOIN_FACTS};
 use crate::model::{Reason, ServerTime};
 use crate::wire::dsse::{self, Audience, Envelope};
-use crate::wire::enroll::{RejoinProof, X509POP, join_request_digest, rejoin_digest};
+use crate::wire::enroll::{REJOIN_BYTES, RejoinProof, X509POP, join_request_digest, rejoin_digest};
 use crate::wire::pb;
 
 /// Certificates of a chain of ours have about 700 bytes each.
@@ -57,6 +57,12 @@ impl Worker {
     fn check_rejoin(&self, request: &pb::JoinRequest) -> Result<(Csr, Holder), Told> {
         if request.attestor != X509POP {
             return Err(invalid("only the attestor x509pop is challenged"));
+        }
+        if !request.sealed_token.is_empty() {
+            return Err(invalid("the attestor x509pop takes no token"));
+        }
+        if request.encoded_len() > REJOIN_BYTES {
+            return Err(invalid("the request is too long for a re-join"));
         }
         if request.facts.len() > JOIN_FACTS {
             return Err(invalid("too many facts"));

@@ -333,6 +333,23 @@ fn a_revocation_names_the_certificates_of_its_node_and_holds_under_the_pinned_ke
 }
 
 #[test]
+fn a_revocation_names_what_may_still_join_again_and_is_told_as_failed_where_it_would_name_nothing() {
+    let Lab { worker, mut options, _dir } = lab();
+    drop(worker);
+    options.rejoin_within = 30 * 24 * HOUR;
+    let lab = Lab { worker: Worker::open(&options, NOW).unwrap(), options, _dir };
+    let (node, pins) = (lab.node(), lab.pins());
+    let node_id = node.issued.node_id.clone();
+    let order =
+        |days: u32| lab.worker.obey(Order::RevokeForGood(node_id.clone()), NOW.plus((1 + days) * 24 * HOUR));
+    let Told::Signed(envelope) = order(10) else { panic!("not signed") };
+    let audience = Audience { trust_domain: "lab.example".into(), node_id: node_id.clone() };
+    assert_eq!(Revocation::verify(&envelope, &pins.key, &audience).unwrap().serials.len(), 1);
+    let told = order(31);
+    assert!(matches!(&told, Told::Failed(why) if why.contains("without --for-good")), "{told:?}");
+}
+
+#[test]
 fn a_node_older_than_a_revocation_is_long_is_revoked_by_the_certificates_that_can_still_be_used() {
     let lab = lab();
     let (node, pins) = (lab.node(), lab.pins());

@@ -66,23 +66,22 @@ pub struct Rejoin<'a> {
 }
 
 impl Rejoin<'_> {
-    /// Asks each gateway once, until one gives an answer that holds; `refused` is told of each one that does not.
+    /// Asks each gateway once, until one gives an answer that holds; `failed` is told of each error, and may take what came
+    /// with it.
     ///
     /// # Errors
     /// See [`RenewError`]; of a gateway that refuses for good before that of one that is down.
     pub async fn ask(
         &self,
         request: &Request,
-        mut refused: impl FnMut(&RenewError),
+        mut failed: impl FnMut(&mut RenewError),
     ) -> Result<Accepted, RenewError> {
         let mut told = RenewError::NoEndpoint;
         for endpoint in self.endpoints {
             match self.ask_one(endpoint, request).await {
                 Ok(accepted) => return Ok(accepted),
-                Err(error) => {
-                    if let RenewError::Answer { .. } = &error {
-                        refused(&error);
-                    }
+                Err(mut error) => {
+                    failed(&mut error);
                     if refuses(&told).is_none() {
                         told = error;
                     }

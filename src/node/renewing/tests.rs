@@ -5,12 +5,13 @@ use futures_util::future::BoxFuture;
 
 use super::*;
 use crate::clock::TokioClock;
+use crate::identity::AnswerError;
 use crate::identity::tests::{Fixture, joined};
 use crate::journal::{At, Faults, Locked, Mode, Options};
 use crate::model::JournalId;
 use crate::ports::{ByteStream, ConnectError};
-use crate::session::EndStatus;
-use crate::wire::link::{EndKind, Validity};
+use crate::session::{EndStatus, LiveStatus};
+use crate::wire::link::{EndKind, LinkEnd, Validity};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -141,4 +142,84 @@ async fn a_journal_that_takes_no_birth_is_asked_again_and_the_gateway_is_not() {
     let birth = node.renewing.journal.birth().expect("the journal has taken it");
     assert!(birth.since(NOT_BEFORE) >= HOUR, "the time is that of now: {birth}");
     assert!(unrecorded.is_none());
+}
+
+fn ended(at_boot_ms: u64, reason: Reason) -> EndStatus {
+    EndStatus { kind: EndKind::Unauthenticated, reason: Some(reason), detail: String::new(), at_boot_ms }
+}
+
+fn live() -> Option<LiveStatus> {
+    Some(LiveStatus {
+        session_id: "s-1".into(),
+        gateway_id: "g-1".into(),
+        epoch: 1,
+        proto: 1,
+        heartbeat_interval_ms: 1_000,
+        acked_boot_ms: None,
+    })
+}
+
+#[test]
+fn an_end_that_is_seen_together_with_the_session_after_it_raises_no_doubt() {
+    for reason in [Reason::CertificateExpired, Reason::TimeBackwards] {
+        let mut doubt = Doubt { in_a_row: 1, ..Doubt::default() };
+        let session = SessionStatus {
+            live: live(),
+            last_end: Some(ended(1_000, reason)),
+            ..SessionStatus::new(Duration::ZERO)
+        };
+        doubt.look(&session);
+        assert_eq!((doubt.in_a_row, doubt.run_out), (0, false), "{reason}");
+        doubt.look(&SessionStatus { live: None, ..session });
+        assert_eq!(doubt.stands(SECOND), None, "{reason}: it was counted, and settled");
+    }
+}
+
+#[test]
+fn a_rejoin_that_is_refused_since_the_certificate_holds_is_followed_by_its_renewal() {
+    let valid = Some(Reason::CertificateValid);
+    for why in [Why::Expired, Why::RunOut] {
+        assert_eq!(Way::Rejoin.instead(why, valid), Some(Way::Renew), "{why:?}");
+    }
+    let expired = Some(Reason::CertificateExpired);
+    assert_eq!(Way::Renew.instead(Why::RunOut, expired), Some(Way::Rejoin));
+    for why in [Why::Life, Why::Birth, Why::Doubt, Why::Expired] {
+        assert_eq!(Way::Renew.instead(why, expired), None, "{why:?}");
+    }
+    assert_eq!(Way::Rejoin.instead(Why::Expired, Some(Reason::CertificateRevoked)), None);
+}
+
+#[tokio::test]
+async fn a_revocation_that_any_gateway_hands_on_is_judged_and_only_an_answer_that_does_not_hold_is_an_event()
+{
+    let fixture = joined();
+    let (notices, mut told_of) = mpsc::channel(1);
+    let endpoint = Endpoint { host: "gw1.lab.example".into(), port: 443 };
+    let mut end = LinkEnd::local(EndKind::Unauthenticated, Reason::CertificateRevoked, "no");
+    end.revocation = Some(Box::new(fixture.revocation("n-1", &["4b"])));
+    let mut refused = RenewError::Ended { endpoint: endpoint.clone(), source: end };
+    assert_eq!(told(&mut refused, &notices), None);
+    assert!(matches!(told_of.try_recv(), Ok(Notice::Revocation(_))));
+    let source = AnswerError::Changed("site");
+    let event = told(&mut RenewError::Answer { endpoint, source }, &notices);
+    assert!(event.is_some_and(|detail| detail.contains("gw1.lab.example")));
+    assert!(told_of.try_recv().is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_retired_key_that_a_killed_renewal_left_goes_with_the_first_session_and_is_never_offered_as_new() {
+    let mut node = node(None, None);
+    let held = node.renewing.identity.borrow().clone();
+    let left = rejoin::offer(&node.renewing.state, &held).unwrap();
+    drop(left);
+    let keys = || std::fs::read_dir(node._fixture.state().join("keys")).unwrap().count();
+    let before = keys();
+    let (mut planned, mut doubt, mut none) = (node.renewing.plan(None), Doubt::default(), None);
+    let due = node.renewing.due(&mut planned, &mut doubt, &mut none);
+    assert!(tokio::time::timeout(SECOND, due).await.is_err());
+    assert_eq!(keys(), before, "no gateway has welcomed the key in use yet: it may be a re-join's");
+    node._session.send_modify(|session| session.live = live());
+    let due = node.renewing.due(&mut planned, &mut doubt, &mut none);
+    assert!(tokio::time::timeout(SECOND, due).await.is_err());
+    assert_eq!(keys(), before - 1);
 }

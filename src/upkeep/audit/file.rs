@@ -140,7 +140,8 @@ impl AuditLog {
         Ok(())
     }
 
-    /// Takes the last lines away as long as they are among `lines`, so that they can be written anew. They are nobody's before
+    /// Takes half a line at the end away, which is nobody's, and behind it the last lines as long as they are among `lines`,
+    /// so that they can be written anew. They are nobody's before
     /// that is done: whoever takes them away has them elsewhere.
     ///
     /// # Errors
@@ -151,7 +152,9 @@ impl AuditLog {
         for number in current.into_iter().chain(older(&dir)?) {
             let file = dir.open_to_append(&named(number))?;
             let cut = || -> io::Result<u64> {
-                let (size, tail) = (file.metadata()?.len(), last_bytes(&file, TAIL_BYTES)?);
+                let size = whole_lines(&file, file.metadata()?.len())?;
+                file.set_len(size)?;
+                let tail = last_bytes(&file, TAIL_BYTES)?;
                 let last = String::from_utf8_lossy(&tail);
                 let ours =
                     last.split_inclusive('\n').rev().take_while(|line| lines.contains(line.trim_end()));

@@ -297,6 +297,44 @@ async fn lines_of_a_tail_whose_sync_failed_are_written_anew_and_there_once_thoug
     task.await.unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_line_whose_own_sync_failed_and_that_stayed_in_the_file_is_written_anew() {
+    let _inline = Inline::here();
+    let temp = tempfile::tempdir().unwrap();
+    let log = log(temp.path(), Retention::default());
+    let journal = journal(&log);
+    let (_end, task) = auditing(&journal, &log);
+    let fault = write_fault::arm(&log.state, Point::AuditSync, 5);
+    reject(&journal, "c-1").await;
+    while journal.troubles().is_empty() {
+        sleep(Duration::from_millis(1)).await;
+    }
+    // As if it could not be taken back either.
+    let left = journal.audit_lines(0).await.unwrap();
+    std::fs::write(log.state.join("audit.log"), format!("{}\n", left.lines[0])).unwrap();
+    drop(fault);
+    let fault = write_fault::arm(&log.state, Point::AuditWrite, 5);
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!((ids(&log), waiting(&journal).await), (Vec::new(), 1), "that it stands there says nothing");
+    drop(fault);
+    sleep(Duration::from_secs(6)).await;
+    assert_eq!((ids(&log), waiting(&journal).await), (vec!["c-1".to_owned()], 0));
+    task.abort();
+}
+
+#[test]
+fn half_a_line_at_the_end_keeps_no_line_before_it_from_being_cut() {
+    let temp = tempfile::tempdir().unwrap();
+    let log = log(temp.path(), Retention::default());
+    let all = lines(&["a", "b", "c"]);
+    log.append(&all).unwrap();
+    let file = log.state.join("audit.log");
+    let torn = format!("{}{}", std::fs::read_to_string(&file).unwrap(), &all[2][..all[2].len() / 2]);
+    std::fs::write(&file, torn).unwrap();
+    log.cut(&all[1..].iter().cloned().collect()).unwrap();
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), format!("{}\n", all[0]));
+}
+
 #[test]
 fn only_the_last_lines_are_cut_and_only_those_that_wait() {
     let temp = tempfile::tempdir().unwrap();

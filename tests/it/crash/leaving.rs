@@ -70,6 +70,7 @@ fn a_join_with_a_reset_killed_at_any_step_and_repeated_goes_on_with_its_ticket_a
         assert_eq!(signal, Some(9), "{step}: {}", shown(&killed));
         let again = join(None);
         assert!(again.status.success(), "{step}: {}", shown(&again));
+        assert!(!lab.path("node/join-pending.json").exists(), "{step}: nothing is left to go on with");
         assert_eq!(lab.nodes().len(), 2, "{step}: the one that it was, and the one that it is");
         lab.start_node(None);
         until(&format!("{step}: a session"), || lab.status()?["session"]["live"].as_object().map(drop));

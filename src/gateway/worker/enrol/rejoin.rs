@@ -52,6 +52,8 @@ fn rejoin(db: &Connection, attempt: &RejoinTry<'_>) -> rusqlite::Result<Result<E
         if granted != Some(int(node.generation)) {
             return Ok(Err(Refusal::Superseded));
         }
+    } else if has_newer(db, holder)? {
+        return Ok(Err(Refusal::Renewed));
     }
     if attempt.now < holder.not_after {
         return Ok(Err(Refusal::StillValid(holder.not_after)));
@@ -71,4 +73,13 @@ fn rejoin(db: &Connection, attempt: &RejoinTry<'_>) -> rusqlite::Result<Result<E
         )?;
     }
     Ok(Ok(node))
+}
+
+/// Whether its node has used a certificate that was issued after this one: its key is retired then. One that was issued and
+/// never used may be in an answer that was lost.
+fn has_newer(db: &Connection, holder: &Holder) -> rusqlite::Result<bool> {
+    // Those of earlier builds have no number, and end in the order of their issue.
+    let sql = "SELECT 1 FROM certificates old JOIN certificates new USING (node_id, generation)
+         WHERE old.serial = ? AND new.used = 1 AND (new.issued, new.not_after_ms) > (old.issued, old.not_after_ms)";
+    db.prepare(sql)?.exists([&holder.serial])
 }

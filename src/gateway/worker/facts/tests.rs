@@ -69,6 +69,23 @@ fn a_result_under_the_key_that_was_certified_holds_and_is_kept_once_however_ofte
 }
 
 #[test]
+fn a_result_that_holds_shows_that_its_node_has_the_certificate() {
+    let lab = lab();
+    let node = lab.node();
+    let renewed = lab.renewed(&node);
+    let used = || {
+        let sql = "SELECT 1 FROM certificates WHERE serial = ? AND used = 1";
+        lab.worker.enrolment().0.prepare(sql).expect("sql").exists([serial(&renewed)]).expect("read")
+    };
+    let mut altered = signed_by(&signer(&renewed), "c-1");
+    altered.attempt += 1;
+    assert_eq!(judge(&lab, &renewed, &altered), Some(Reason::ResultAltered));
+    assert!(!used());
+    assert_eq!(judge(&lab, &renewed, &signed_by(&signer(&renewed), "c-1")), None);
+    assert!(used());
+}
+
+#[test]
 fn a_result_that_is_signed_anew_after_a_renewal_is_the_same_fact() {
     let lab = lab();
     let node = lab.node();

@@ -128,6 +128,40 @@ fn a_proof_is_taken_once_within_a_minute_from_the_old_key_and_over_its_own_reque
 }
 
 #[test]
+fn a_key_that_a_renewal_has_retired_lets_nobody_in_once_its_successor_has_signed_something() {
+    let lab = lab();
+    let lost = lab.node();
+    lab.renewed(&lost);
+    assert!(
+        generation(&lab.rejoin(&lost, &KeyPair::generate().unwrap(), END)).is_some(),
+        "nobody has seen the answer to its renewal"
+    );
+    let (first, superseded) = (lab.node(), Some(Reason::IdentitySuperseded));
+    let second = lab.renewed(&first);
+    let third = lab.renewed(&second);
+    let told = |node| reason(&lab.rejoin(node, &KeyPair::generate().unwrap(), END));
+    assert_eq!(told(&first), superseded, "the second has asked for the third");
+    assert_eq!(told(&second), None, "the third has proven nothing");
+    assert_eq!(told(&third), superseded, "the second has joined again since");
+}
+
+#[test]
+fn certificates_of_an_earlier_build_are_followed_in_the_order_of_their_ends() {
+    let lab = lab();
+    let first = lab.node();
+    let second = lab.renewed(&first);
+    lab.renewed(&second);
+    let number = |sql: &str| lab.worker.enrolment().0.execute(sql, []).unwrap();
+    number(
+        "UPDATE certificates SET issued = 0, not_after_ms = not_after_ms + 1 WHERE used = 1 AND issued > 1",
+    );
+    number("UPDATE certificates SET issued = 0");
+    let told = |node| reason(&lab.rejoin(node, &KeyPair::generate().unwrap(), END));
+    assert_eq!(told(&first), Some(Reason::IdentitySuperseded));
+    assert_eq!(told(&second), None);
+}
+
+#[test]
 fn neither_a_revoked_nor_a_forgotten_node_is_let_in_again_and_a_revocation_can_be_taken_back() {
     let lab = lab();
     let (node, new) = (lab.node(), KeyPair::generate().unwrap());
