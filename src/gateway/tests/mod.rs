@@ -6,5 +6,6 @@ mod commands;
 mod endings;
 mod enrolment;
 mod events;
+mod results;
 mod sessions;
 mod several;
