@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{Store, StoreError, corrupt, events, int, uint};
 use crate::gateway::update::{End, Update};
 use crate::gateway::worker::Judged;
-use crate::model::{CommandId, Kind, NodeId};
+use crate::model::{CommandId, Kind, NodeId, Reason};
 
 /// Its event.
 const REFUSED: &str = "security.result.refused";
@@ -113,7 +113,9 @@ impl Store {
                         .execute([verdict, &command, VERIFIED])?,
                     false => 1,
                 };
+                // A node that was deleted since has done nothing that anybody should look into.
                 if let Some(reason) = judged.refused
+                    && reason != Reason::UnknownNode
                     && news == 1
                 {
                     let detail = json!({"commandId": command, "reason": reason, "detail": judged.message});

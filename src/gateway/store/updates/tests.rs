@@ -119,3 +119,13 @@ async fn another_end_than_the_one_that_was_refused_does_not_heal_it() {
     said_and_judged(&bench, epoch, failed, None).await;
     assert_eq!(one::<String>(&bench, VERDICT).await, "result-altered");
 }
+
+#[tokio::test]
+async fn a_result_of_a_node_that_was_deleted_meanwhile_is_no_security_event() {
+    let bench = Bench::new().await;
+    let epoch = bench.welcomed("i-1").await;
+    bench.dispatch(epoch).await;
+    said_and_judged(&bench, epoch, succeeded(), Some(Reason::UnknownNode)).await;
+    assert_eq!(one::<String>(&bench, VERDICT).await, "unknown-node");
+    assert_eq!(one::<i64>(&bench, REFUSALS).await, 0);
+}
