@@ -12,7 +12,7 @@ use crate::model::{CommandId, Kind, NodeId, Reason};
 /// Its event.
 const REFUSED: &str = "security.result.refused";
 /// What a command says whose result holds.
-const VERIFIED: &str = "verified";
+pub const VERIFIED: &str = "verified";
 /// Asked for at once: as many, and as many bytes.
 const AT_ONCE: i64 = 64;
 const AT_ONCE_BYTES: usize = 1 << 20;
