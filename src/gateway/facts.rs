@@ -5,15 +5,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::hub::Hub;
+use super::lines::LINE;
 use super::session::chain;
-use super::store::StoreError;
-use super::worker::{Ask, Claim, Told};
+use super::store::{StoreError, Waiting};
+use super::worker::{Ask, Claim, Judged, Told};
+use crate::model::Reason;
 use crate::wire::der::Der;
 
 /// What another gateway has left behind is looked for this often.
 const LOOK: Duration = Duration::from_secs(5);
 /// A store or a worker that did not do its part is asked again after this.
 const AGAIN: Duration = Duration::from_secs(1);
+/// A claim that has more bytes fits no line to the worker, where base64 makes it a third longer. This build stores none.
+const HANDED_OVER: usize = 2 << 20;
+const _: () = assert!(HANDED_OVER as u64 * 4 / 3 + 4096 < LINE);
 
 /// Why results still wait.
 #[derive(Debug, thiserror::Error)]
@@ -29,15 +34,15 @@ pub enum JudgeError {
 /// Has results judged for ever.
 pub async fn keep(hub: Arc<Hub>) {
     loop {
-        let wait = match judge(&hub).await {
-            Ok(()) => LOOK,
+        match judge(&hub).await {
+            // A result that came meanwhile has left its word.
+            Ok(()) => drop(tokio::time::timeout(LOOK, hub.results.notified()).await),
             Err(error) => {
                 tracing::warn!(error = %chain(&error), "results wait for their judgement");
-                AGAIN
+                // Whatever comes meanwhile: a worker in trouble is not asked at the pace of its nodes.
+                tokio::time::sleep(AGAIN).await;
             }
-        };
-        // A result that came meanwhile has left its word.
-        let _ = tokio::time::timeout(wait, hub.results.notified()).await;
+        }
     }
 }
 
@@ -50,6 +55,19 @@ pub async fn judge(hub: &Hub) -> Result<(), JudgeError> {
         let waiting = hub.store.facts_to_judge().await?;
         if waiting.is_empty() {
             return Ok(());
+        }
+        let (waiting, too_long): (Vec<_>, Vec<_>) =
+            waiting.into_iter().partition(|one| one.claim.len() <= HANDED_OVER);
+        let refuse = |one: Waiting| {
+            let message = "it is too long to be handed to the worker".to_owned();
+            (one.number, Judged { refused: Some(Reason::Invalid), message })
+        };
+        if !too_long.is_empty() {
+            hub.store.judged(too_long.into_iter().map(refuse).collect()).await?;
+            hub.event_added();
+        }
+        if waiting.is_empty() {
+            continue;
         }
         let claims =
             waiting.iter().map(|one| Claim { node: one.node.clone(), update: Der(one.claim.clone()) });

@@ -12,7 +12,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 
 /// A request line, bytes, at most: a command's body with room for its escapes.
-const LINE: u64 = 4 << 20;
+pub const LINE: u64 = 4 << 20;
 /// Connections at once.
 const CONNECTIONS: usize = 256;
 /// After an accept that failed.

@@ -56,6 +56,7 @@ pub use admission::Limits;
 pub use lies::Lies;
 pub use serving::ServingFiles;
 pub use state_dir::make_closed;
+pub use store::VERIFIED;
 
 use crate::clock::Clock;
 use crate::model::limits::FRAME_BYTES;

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use prost::Message as _;
 
 use super::command_state::State;
-use crate::model::limits::{RESULT_BYTES, TEXT_BYTES};
+use crate::model::limits::{REASON_BYTES, RESULT_BYTES, TEXT_BYTES};
 use crate::model::reason::Use;
 use crate::model::{CommandId, Digest, Reason};
 use crate::wire::pb;
@@ -97,7 +97,7 @@ impl Update {
     pub fn read(update: &pb::CommandUpdate) -> Result<Self, BadUpdate> {
         let body_sha256 = Digest::from_slice(&update.body_sha256).ok_or(BadUpdate::Digest)?;
         let state = update.state();
-        let reason = cut(&update.reason, 64);
+        let reason = cut(&update.reason, REASON_BYTES);
         let said = match state {
             pb::CommandState::Unspecified => return Err(BadUpdate::State(update.state)),
             pb::CommandState::Refused => refused(reason, cut(&update.message, TEXT_BYTES)),
@@ -137,22 +137,41 @@ fn end(update: &pb::CommandUpdate, state: State) -> End {
         pb::Effect::Complete => "complete",
         pb::Effect::Unspecified | pb::Effect::Unknown => "unknown",
     };
-    End { state, reason: cut(&update.reason, 64), message, effect, attempt: update.attempt, output }
+    End { state, reason: cut(&update.reason, REASON_BYTES), message, effect, attempt: update.attempt, output }
 }
 
-/// A frame has room for far more than a worker's line: what cannot be one of ours is handed over as not signed.
+/// A frame has room for far more than a worker's line: what cannot be one of ours is handed over as not signed. Field by
+/// field, so that nothing which is not judged comes along.
 fn claimed(update: &pb::CommandUpdate) -> Claimed {
-    if update.encoded_len() <= CLAIM_BYTES {
-        return Claimed { update: update.encode_to_vec().into(), signed: update.signed_result.is_some() };
-    }
-    let cut = pb::CommandUpdate {
-        reason: cut(&update.reason, 64),
+    let told = pb::CommandUpdate {
+        command_id: update.command_id.clone(),
+        body_sha256: update.body_sha256.clone(),
+        state: update.state,
+        attempt: update.attempt,
+        reason: cut(&update.reason, REASON_BYTES),
         message: cut(&update.message, TEXT_BYTES),
+        effect: update.effect,
+        started_ms: update.started_ms,
+        finished_ms: update.finished_ms,
+        progress: None,
         output: Bytes::new(),
         signed_result: None,
-        ..update.clone()
+        duration_ms: update.duration_ms,
     };
-    Claimed { update: cut.encode_to_vec().into(), signed: update.signed_result.is_some() }
+    let signed = update.signed_result.is_some();
+    let body = update.signed_result.as_ref().map_or(0, pb::Envelope::encoded_len);
+    let fits = told.reason == update.reason
+        && told.message == update.message
+        && told.encoded_len() + body + update.output.len() <= CLAIM_BYTES;
+    let told = match fits {
+        true => pb::CommandUpdate {
+            output: update.output.clone(),
+            signed_result: update.signed_result.clone(),
+            ..told
+        },
+        false => told,
+    };
+    Claimed { update: told.encode_to_vec().into(), signed }
 }
 
 fn cut(text: &str, limit: usize) -> String {
@@ -211,6 +230,41 @@ mod tests {
         short.body_sha256 = vec![1; 31].into();
         assert_eq!(Update::read(&short), Err(BadUpdate::Digest));
         assert_eq!(Update::read(&update(pb::CommandState::Unspecified)), Err(BadUpdate::State(0)));
+    }
+
+    #[test]
+    fn a_claim_carries_no_progress_and_is_never_longer_than_a_result_with_its_signature() {
+        let of = |change: fn(&mut pb::CommandUpdate)| {
+            let mut said = update(pb::CommandState::Succeeded);
+            said.signed_result = Some(pb::Envelope { payload: "a body".into(), ..Default::default() });
+            said.output = "{}".into();
+            change(&mut said);
+            let claim = Update::read(&said).expect("read").fact.expect("a claim");
+            assert!(claim.signed && claim.update.len() <= CLAIM_BYTES + 1024, "{} bytes", claim.update.len());
+            pb::CommandUpdate::decode(claim.update).expect("our own")
+        };
+        let progress = |said: &mut pb::CommandUpdate| {
+            said.progress = Some(pb::Progress { text: "x".repeat(3 << 20), ..Default::default() });
+        };
+        let whole = of(progress);
+        assert_eq!((whole.progress, &whole.output[..]), (None, &b"{}"[..]));
+        assert!(whole.signed_result.is_some(), "what is judged comes whole");
+        let long: [fn(&mut pb::CommandUpdate); 4] = [
+            |said| said.output = vec![b'x'; 3 << 20].into(),
+            |said| said.message = "x".repeat(3 << 20),
+            |said| said.reason = "x".repeat(3 << 20),
+            |said| {
+                said.signed_result =
+                    Some(pb::Envelope { payload: vec![0; 3 << 20].into(), ..Default::default() })
+            },
+        ];
+        for change in long {
+            let cut = of(change);
+            assert_eq!(
+                (cut.command_id.as_str(), cut.signed_result, &cut.output[..]),
+                ("c-1", None, &b""[..])
+            );
+        }
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub const EVENT_BATCH_BYTES: usize = 256 << 10;
 pub const EVENT_BATCH: usize = 512;
 /// A text for people (message, reason detail), bytes.
 pub const TEXT_BYTES: usize = 1024;
+/// A reason token, bytes.
+pub const REASON_BYTES: usize = 64;
 /// A text for people within its limit, cut at a character: a peer's own words may stand in it.
 pub fn cut_text(text: impl Into<String>) -> String {
     let mut text = text.into();

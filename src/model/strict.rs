@@ -42,7 +42,7 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StrictError> {
 }
 
 /// A struct that is read from an object alone. serde's derive also takes a list, value by value. [`parse`] asks for one; a
-/// struct within another is read by [`optional`].
+/// struct within another is read by [`object`] or [`optional`].
 pub struct Object<T>(pub T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -61,6 +61,18 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
         }
         deserializer.deserialize_map(Map(PhantomData)).map(Object)
     }
+}
+
+/// For a field that is a struct of its own: `#[serde(deserialize_with = "strict::object")]`.
+///
+/// # Errors
+/// The struct's.
+pub fn object<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    Object::deserialize(deserializer).map(|Object(value)| value)
 }
 
 /// For a field that is a struct of its own, or null: `#[serde(deserialize_with = "strict::optional")]`.

@@ -58,6 +58,7 @@ pub fn judge(evidence: &Evidence) -> Vec<Verdict> {
     ]
 }
 
+pub use forged::every_result_judged;
 pub use telling::every_end_told;
 
 /// Whether a state is an end.

@@ -10,7 +10,7 @@ use super::SimError;
 use super::gateway_process::GatewayError;
 use super::gateways::Gateways;
 use super::history::{Evidence, read_witness};
-use super::invariants::{every_end_told, is_terminal};
+use super::invariants::{every_end_told, every_result_judged, is_terminal};
 use crate::blocking;
 use crate::gateway::control::{CommandView, EventView, NodeView, Request, Response, Stats};
 use crate::gateway::lies::Lie;
@@ -19,6 +19,8 @@ use crate::model::NodeId;
 
 /// An event is a round trip behind its result; this is many of them, and more than one redial.
 const TELLING: Duration = Duration::from_secs(20);
+/// A gateway hands results over within seconds, a page after the other.
+const JUDGING: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(200);
 /// The ticket outlives every run.
 const TICKET_TTL_S: u64 = 24 * 3600;
@@ -128,9 +130,16 @@ pub async fn collect(
         }
         sleep(POLL).await;
     }
+    let until = Instant::now() + JUDGING;
+    loop {
+        // Again: a result goes before its event, so that those of all events are here by now.
+        evidence.commands = history(gateway).await?;
+        if every_result_judged(&evidence) || Instant::now() >= until {
+            break;
+        }
+        sleep(POLL).await;
+    }
     read_facts(gateway, &mut evidence).await?;
-    // Again: a result goes before its event, so that those of all events are here by now.
-    evidence.commands = history(gateway).await?;
     let path = witness.to_owned();
     let read = blocking::run(move || read_witness(&path)).await;
     let runs = read.unwrap_or_else(|error| Err(std::io::Error::other(error)));
@@ -173,7 +182,7 @@ async fn history(gateway: &Gateways) -> Result<Vec<CommandView>, SimError> {
     }
 }
 
-/// Reads what the worker has made of signed results. A gateway has it judge each within seconds.
+/// Reads what the worker has made of signed results.
 async fn read_facts(gateways: &Gateways, evidence: &mut Evidence) -> Result<(), SimError> {
     loop {
         let after = evidence.facts.last().map_or(0, |fact| fact.number);

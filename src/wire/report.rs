@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::dsse::{Document, Envelope, SignError, sign};
 use super::pb;
-use crate::model::{CommandId, Digest, Effect, NodeId, ServerTime, Terminal};
+use crate::model::{CommandId, Digest, Effect, NodeId, ServerTime, Terminal, strict};
 
 /// A machine that is no node any more.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,6 +61,7 @@ pub struct SignedResult {
     /// Of the certificate whose key signs, hex.
     pub certificate_serial: String,
     /// What it says.
+    #[serde(deserialize_with = "strict::object")]
     pub fact: Fact,
 }
 
@@ -258,6 +259,32 @@ mod tests {
         let (first, again) = (read(&first, &old_key), read(&again, &new_key));
         assert_eq!(first.fact, again.fact);
         assert_eq!((first.certificate_serial.as_str(), again.certificate_serial.as_str()), ("0a", "0b"));
+    }
+
+    #[test]
+    fn a_signed_result_whose_fact_is_a_list_of_its_values_is_none() {
+        let (signer, _) = signer("0a");
+        let mut signed = update();
+        signer.sign_result(&mut signed, ServerTime(5)).unwrap();
+        let mut body: serde_json::Value =
+            serde_json::from_slice(&signed.signed_result.unwrap().payload).unwrap();
+        assert!(strict::parse::<SignedResult>(body.to_string().as_bytes()).is_ok());
+        let fact = Fact::of(&update()).unwrap();
+        body["fact"] = serde_json::json!([
+            fact.command_id,
+            fact.body_sha256,
+            fact.state,
+            fact.attempt,
+            fact.reason,
+            fact.message,
+            fact.effect,
+            fact.started_ms,
+            fact.finished_ms,
+            fact.duration_ms,
+            fact.output_bytes,
+            fact.output_sha256,
+        ]);
+        assert!(strict::parse::<SignedResult>(body.to_string().as_bytes()).is_err());
     }
 
     #[test]

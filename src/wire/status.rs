@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use prost::Message as _;
 use tonic::metadata::BinaryMetadataValue;
 use tonic::{Code, Status};
 
 use super::dsse::Envelope;
 use super::frames::read_envelope;
 use super::link::{EndKind, LinkEnd};
-use super::pb;
+use super::{pb, shape};
 use crate::model::{Reason, limits};
 
 /// The trailer with the reason token.
@@ -64,7 +63,7 @@ fn revocation(status: &Status) -> Result<Option<Box<Envelope>>, &'static str> {
         return Err("it is too long");
     }
     let bytes = value.to_bytes().map_err(|_| "it is not base64")?;
-    let envelope = pb::Envelope::decode(bytes).map_err(|_| "it is no envelope")?;
+    let envelope = shape::decode::<pb::Envelope>(&bytes).map_err(|_| "it is no envelope")?;
     let envelope = read_envelope(envelope).map_err(|_| "it is over a limit")?;
     Ok(Some(Box::new(envelope)))
 }
@@ -113,6 +112,8 @@ pub fn end_by_peer(status: &Status) -> Option<LinkEnd> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
+    use prost::Message as _;
 
     use super::*;
 

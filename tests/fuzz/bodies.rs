@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use bcd::model::{Args, Command, Kind, strict};
 use bcd::wire::bundle::TrustBundle;
 use bcd::wire::dsse::CancelBody;
-use bcd::wire::enroll::{JoinAnswer, RenewAnswer, RenewProof};
-use bcd::wire::report::Leave;
+use bcd::wire::enroll::{JoinAnswer, RejoinProof, RenewAnswer, RenewProof};
+use bcd::wire::report::{Leave, SignedResult};
 use bcd::wire::revocation::Revocation;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -113,7 +113,9 @@ fn check(bytes: &[u8]) -> bool {
         | taken::<JoinAnswer>(bytes)
         | taken::<RenewAnswer>(bytes)
         | taken::<RenewProof>(bytes)
+        | taken::<RejoinProof>(bytes)
         | taken::<Leave>(bytes)
+        | taken::<SignedResult>(bytes)
 }
 
 #[test]

@@ -9,11 +9,13 @@ use bcd::model::{CommandId, Digest, NodeId, Role};
 use bcd::wire::bundle::{Approvers, TrustBundle};
 use bcd::wire::der::Der;
 use bcd::wire::dsse::{CANCEL_TYPE, COMMAND_TYPE, Document, Envelope, PublicKey, sign, signing_key};
-use bcd::wire::enroll::{Issued, JoinAnswer, OpeningKey, RenewAnswer, RenewProof, join_request_digest};
+use bcd::wire::enroll::{
+    Issued, JoinAnswer, OpeningKey, RejoinProof, RenewAnswer, RenewProof, join_request_digest,
+};
 use bcd::wire::pb;
 use bcd::wire::pb::gateway_frame::Frame as Out;
 use bcd::wire::pb::node_frame::Frame as In;
-use bcd::wire::report::{Leave, LeaveKind};
+use bcd::wire::report::{Fact, Leave, LeaveKind, SignedResult};
 use bcd::wire::revocation::Revocation;
 use bytes::Bytes;
 use prost::Message as _;
@@ -32,6 +34,7 @@ pub const CA: &str = "corpora";
 /// What node and worker are called.
 pub const NODE_URIS: [&str; 2] = ["spiffe://lab.example/node/fra1/n-1", "urn:bc:role:host"];
 const WORKER_URI: &str = "urn:bc:worker:w-1";
+const CHALLENGE: &str = "00112233445566778899aabbccddeeff";
 
 /// A CA of that name.
 pub fn authority() -> (Issuer<'static, KeyPair>, Bytes) {
@@ -173,6 +176,22 @@ fn the_corpora_are_written() {
         challenge: Some("ch-1".into()),
     };
     let proof = document("renew-request", &proof, &node_key);
+    let rejoin = RejoinProof {
+        trust_domain: lab.clone(),
+        node_id: node.clone(),
+        request_sha256: join_request_digest(&request),
+        challenge: CHALLENGE.into(),
+        issued_at: NOW,
+    };
+    let rejoin = document("rejoin-proof", &rejoin, &node_key);
+    let result = SignedResult {
+        trust_domain: lab.clone(),
+        node_id: node.clone(),
+        issued_at: NOW,
+        certificate_serial: "00aa".into(),
+        fact: Fact::of(&succeeded()).unwrap(),
+    };
+    let result = document("result", &result, &node_key);
     let leave = Leave {
         kind: LeaveKind::Leave,
         trust_domain: lab,
@@ -190,12 +209,35 @@ fn the_corpora_are_written() {
     });
     write("tickets", "ticket.json", ticket.to_string());
     write("tickets", "ticket.txt", crate::tickets::line(ticket.to_string().as_bytes()));
-    frames(&exec, &cancel, &bundle, &revocation, &leave);
-    enrolment(request, csr, (joined, renewed, proof), &bundle);
+    frames(&exec, &cancel, &bundle, &revocation, (&leave, result));
+    enrolment(request, csr, (joined, renewed, proof, rejoin), &bundle);
     lines(exec, cancel, leave, node);
 }
 
-fn frames(exec: &Envelope, cancel: &Envelope, bundle: &Envelope, revocation: &Envelope, leave: &Envelope) {
+/// What the node says of a command's end.
+fn succeeded() -> pb::CommandUpdate {
+    pb::CommandUpdate {
+        command_id: "c-1".into(),
+        body_sha256: vec![7; 32].into(),
+        state: pb::CommandState::Succeeded.into(),
+        attempt: 1,
+        message: "done".into(),
+        effect: pb::Effect::Complete.into(),
+        started_ms: NOW.0,
+        finished_ms: NOW.0 + 5,
+        progress: Some(pb::Progress { permille: 1000, text: "all".into() }),
+        output: br#"{"exit_status":0}"#[..].into(),
+        ..Default::default()
+    }
+}
+
+fn frames(
+    exec: &Envelope,
+    cancel: &Envelope,
+    bundle: &Envelope,
+    revocation: &Envelope,
+    (leave, result): (&Envelope, Envelope),
+) {
     let pb = |envelope: &Envelope| pb::Envelope::from(envelope.clone());
     let welcome = pb::Welcome {
         session_id: "s-1".into(),
@@ -242,19 +284,8 @@ fn frames(exec: &Envelope, cancel: &Envelope, bundle: &Envelope, revocation: &En
             pb::GatewayFrame { frame: Some(frame) }.encode_to_vec(),
         );
     }
-    let update = pb::CommandUpdate {
-        command_id: "c-1".into(),
-        body_sha256: vec![7; 32].into(),
-        state: pb::CommandState::Succeeded.into(),
-        attempt: 1,
-        message: "done".into(),
-        effect: pb::Effect::Complete.into(),
-        started_ms: NOW.0,
-        finished_ms: NOW.0 + 5,
-        progress: Some(pb::Progress { permille: 1000, text: "all".into() }),
-        output: br#"{"exit_status":0}"#[..].into(),
-        ..Default::default()
-    };
+    let update = succeeded();
+    let signed = pb::CommandUpdate { signed_result: Some(result.into()), ..succeeded() };
     let refused = pb::CommandUpdate {
         state: pb::CommandState::Refused.into(),
         reason: "busy".into(),
@@ -307,6 +338,7 @@ fn frames(exec: &Envelope, cancel: &Envelope, bundle: &Envelope, revocation: &En
         ("hello", In::Hello(hello)),
         ("heartbeat", In::Heartbeat(heartbeat)),
         ("succeeded", In::CommandUpdate(update)),
+        ("signed", In::CommandUpdate(signed)),
         ("refused", In::CommandUpdate(refused)),
         ("events", In::EventBatch(batch)),
         ("goodbye", In::Goodbye(pb::Goodbye { intent: "stopping".into(), reason: "stop".into() })),
@@ -322,13 +354,18 @@ fn frames(exec: &Envelope, cancel: &Envelope, bundle: &Envelope, revocation: &En
 fn enrolment(
     request: pb::JoinRequest,
     csr: Bytes,
-    (joined, renewed, proof): (Envelope, Envelope, Envelope),
+    (joined, renewed, proof, rejoin): (Envelope, Envelope, Envelope, Envelope),
     bundle: &Envelope,
 ) {
     let bundle = || Some(pb::Envelope::from(bundle.clone()));
     let response = pb::JoinResponse { signed_response: Some(joined.into()), trust_bundle: bundle() };
     let response = pb::join_answer::Frame::Response(response);
     write("join-answers", "response.pb", pb::JoinAnswer { frame: Some(response) }.encode_to_vec());
+    let challenge = pb::AttestationChallenge { challenge: CHALLENGE.into(), server_time_ms: NOW.0 };
+    let challenge = pb::join_answer::Frame::Challenge(challenge);
+    write("join-answers", "challenge.pb", pb::JoinAnswer { frame: Some(challenge) }.encode_to_vec());
+    let answer = pb::join_frame::Frame::Answer(pb::AttestationAnswer { proof: Some(rejoin.into()) });
+    write("join-requests", "answer.pb", pb::JoinFrame { frame: Some(answer) }.encode_to_vec());
     let renewal = pb::RenewResponse { signed_response: Some(renewed.into()), trust_bundle: bundle() };
     write("renew-answers", "response.pb", renewal.encode_to_vec());
     write("trust", "join-request.pb", request.encode_to_vec());

@@ -9,10 +9,10 @@ use bcd::wire::dsse::{
     Audience, Authority, CANCEL_TYPE, COMMAND_TYPE, CommandRoots, Document, Envelope, Policy, PublicKey,
     Verified, verify_cancel, verify_command, verify_document,
 };
-use bcd::wire::enroll::{JoinAnswer, RenewAnswer, RenewProof};
+use bcd::wire::enroll::{JoinAnswer, RejoinProof, RenewAnswer, RenewProof};
 use bcd::wire::frames::read_envelope;
 use bcd::wire::pb;
-use bcd::wire::report::Leave;
+use bcd::wire::report::{Leave, SignedResult};
 use bcd::wire::revocation::Revocation;
 use prost::Message as _;
 
@@ -60,6 +60,16 @@ impl Believes {
     }
 }
 
+/// Whether this is a proof of the node's, as the worker reads it.
+pub fn is_rejoin_proof(envelope: &Envelope) -> bool {
+    document::<RejoinProof>(envelope, &believes().node_key)
+}
+
+/// Whether this is a result that the node has signed.
+pub fn is_result(envelope: &Envelope) -> bool {
+    document::<SignedResult>(envelope, &believes().node_key)
+}
+
 fn document<T: Document>(envelope: &Envelope, key: &PublicKey) -> bool {
     let verified = verify_document::<T>(envelope, key, Some(&believes().audience)).map(Verified::into_inner);
     if verified.is_ok() {
@@ -101,7 +111,9 @@ fn check(bytes: &[u8]) -> bool {
         | document::<JoinAnswer>(&envelope, join_key)
         | document::<RenewAnswer>(&envelope, join_key)
         | document::<RenewProof>(&envelope, node_key)
-        | document::<Leave>(&envelope, node_key);
+        | document::<RejoinProof>(&envelope, node_key)
+        | document::<Leave>(&envelope, node_key)
+        | document::<SignedResult>(&envelope, node_key);
     if let Ok(trust) = Trust::verify(envelope.clone(), join_key, "lab.example") {
         assert_eq!(trust.envelope.payload, envelope.payload);
         let again = Trust::verify(trust.envelope, join_key, "lab.example").expect("kept, and holds no more");

@@ -31,7 +31,7 @@ use tonic::Streaming;
 use tonic::codec::Codec as _;
 
 use crate::NOW;
-use crate::envelopes::believes;
+use crate::envelopes::{believes, is_rejoin_proof, is_result};
 use crate::grammar::Format;
 use crate::harness::{Target, corpus, folder};
 
@@ -125,7 +125,13 @@ fn from_gateway(bytes: &[u8]) -> bool {
 }
 
 fn update_is_bounded(update: &pb::CommandUpdate) -> bool {
+    if let Some(signed) = update.signed_result.clone().and_then(|signed| read_envelope(signed).ok()) {
+        is_result(&signed);
+    }
     let Ok(update) = Update::read(update) else { return false };
+    if let Some(claim) = &update.fact {
+        assert!(claim.update.len() <= RESULT_BYTES + (65 << 10), "{} bytes", claim.update.len());
+    }
     match &update.said {
         Said::Ended(end) => {
             assert!(end.output.len() <= 3 * RESULT_BYTES && end.message.len() <= 2 * TEXT_BYTES);
@@ -201,7 +207,12 @@ fn joining() -> &'static Joining {
 
 fn join_answer(bytes: &[u8]) -> bool {
     let Some(frame) = one::<pb::JoinAnswer>(bytes) else { return false };
-    let Some(pb::join_answer::Frame::Response(response)) = frame.frame else { return false };
+    let response = match frame.frame {
+        Some(pb::join_answer::Frame::Response(response)) => response,
+        // The node signs what came, within its own limits.
+        Some(pb::join_answer::Frame::Challenge(challenge)) => return !challenge.challenge.is_empty(),
+        None => return false,
+    };
     let Some(answer) = answer(response.signed_response, response.trust_bundle) else { return false };
     let Joining { ticket, request, spki, root } = joining();
     let Ok(accepted) = accept(ticket, Asked { spki, request }, root, &answer) else { return false };
@@ -221,7 +232,17 @@ fn renew_answer(bytes: &[u8]) -> bool {
 
 fn join_request(bytes: &[u8]) -> bool {
     let Some(frame) = one::<pb::JoinFrame>(bytes) else { return false };
-    let Some(pb::join_frame::Frame::Request(request)) = frame.frame else { return false };
+    let request = match frame.frame {
+        Some(pb::join_frame::Frame::Request(request)) => request,
+        Some(pb::join_frame::Frame::Answer(answer)) => {
+            let proof = answer.proof.and_then(|proof| read_envelope(proof).ok());
+            return proof.is_some_and(|proof| {
+                envelope_is_bounded(&proof);
+                is_rejoin_proof(&proof)
+            });
+        }
+        None => return false,
+    };
     let same = join_request_digest(&request) == joining().request;
     let original = pb::JoinRequest::decode(&*std::fs::read(folder("trust").join("join-request.pb")).unwrap());
     assert_eq!(

@@ -5,14 +5,14 @@ use rusqlite::{Connection, params};
 use serde_json::json;
 
 use super::{Store, StoreError, corrupt, events, int, uint};
-use crate::gateway::update::Update;
+use crate::gateway::update::{End, Update};
 use crate::gateway::worker::Judged;
-use crate::model::{CommandId, Kind, NodeId};
+use crate::model::{CommandId, Kind, NodeId, Reason};
 
 /// Its event.
 const REFUSED: &str = "security.result.refused";
 /// What a command says whose result holds.
-const VERIFIED: &str = "verified";
+pub const VERIFIED: &str = "verified";
 /// Asked for at once: as many, and as many bytes.
 const AT_ONCE: i64 = 64;
 const AT_ONCE_BYTES: usize = 1 << 20;
@@ -41,6 +41,16 @@ pub(super) fn add(
     db.prepare_cached("INSERT INTO facts (node_id, command_id, ended, claim) VALUES (?, ?, ?, ?)")?
         .execute(params![node.as_str(), id.as_str(), ended, &fact.update[..]])?;
     Ok(())
+}
+
+/// Whether a command's result says the same end again that did not hold when it was judged: by its node's next key, or by
+/// another gateway, it may. One at a time.
+pub(super) fn may_heal(db: &Connection, id: &CommandId, end: &End) -> rusqlite::Result<bool> {
+    db.prepare_cached(
+        "SELECT 1 FROM commands WHERE id = ?1 AND state = ?2 AND reason = ?3 AND effect = ?4 AND output = ?5
+           AND verdict NOT IN ('', ?6) AND NOT EXISTS (SELECT 1 FROM facts WHERE command_id = ?1 AND ended)",
+    )?
+    .exists(params![id.as_str(), end.state.name(), end.reason, end.effect, end.output, VERIFIED])
 }
 
 /// Whether any waits.
@@ -94,11 +104,20 @@ impl Store {
                     .transpose()?;
                 let Some((node, command, ended)) = taken else { continue };
                 let verdict = judged.refused.map_or(VERIFIED, |reason| reason.token());
-                if ended {
-                    db.prepare_cached("UPDATE commands SET verdict = ? WHERE id = ?")?
-                        .execute([verdict, &command])?;
-                }
-                if let Some(reason) = judged.refused {
+                let news = match ended {
+                    // What has held once goes on to hold.
+                    true => db
+                        .prepare_cached(
+                            "UPDATE commands SET verdict = ?1 WHERE id = ?2 AND verdict NOT IN (?1, ?3)",
+                        )?
+                        .execute([verdict, &command, VERIFIED])?,
+                    false => 1,
+                };
+                // A node that was deleted since has done nothing that anybody should look into.
+                if let Some(reason) = judged.refused
+                    && reason != Reason::UnknownNode
+                    && news == 1
+                {
                     let detail = json!({"commandId": command, "reason": reason, "detail": judged.message});
                     events::add(db, now().0, REFUSED, &node, &detail)?;
                 }

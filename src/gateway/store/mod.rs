@@ -37,6 +37,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::clock::Clock;
 
 pub use commands::{Cancelled, Deliver, NewCommand};
+pub use facts::{VERIFIED, Waiting};
 pub use hello::{HelloFacts, HelloRefusal};
 pub use inline::Inline;
 pub use lease::{Lease, Route, Stray};

@@ -336,6 +336,8 @@ fn late(
     ])?;
     if added == 1 {
         facts::add(db, node, (id, kind), update, false)?;
+    } else if facts::may_heal(db, id, end)? {
+        facts::add(db, node, (id, kind), update, true)?;
     }
     Ok(Applied::Late(id.clone()))
 }

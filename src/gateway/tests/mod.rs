@@ -7,5 +7,6 @@ mod endings;
 mod enrolment;
 mod events;
 mod rejoins;
+mod results;
 mod sessions;
 mod several;

@@ -186,6 +186,14 @@ impl Enrolment {
         db.execute_batch(
             "CREATE INDEX IF NOT EXISTS certificates_by_node ON certificates (node_id, issued)",
         )?;
+        // Earlier builds wrote it, and nobody read it.
+        let has = "SELECT 1 FROM pragma_table_info('facts') WHERE name = 'output_sha256'";
+        if db.prepare(has)?.exists([])?
+            && let Err(error) = db.execute_batch("ALTER TABLE facts DROP COLUMN output_sha256")
+            && db.prepare(has)?.exists([])?
+        {
+            return Err(error);
+        }
         Ok(Self(db))
     }
 

@@ -4,33 +4,39 @@
 //! What holds is noted once a fact, however often it is said and by which of its node's keys; of what does not hold the
 //! latest is kept for people.
 
-use prost::Message as _;
+use std::collections::BTreeSet;
+
 use rusqlite::{Connection, params};
 
 use super::enrol::Enrolment;
 use super::messages::{Claim, FactView, Judged};
 use super::{AskError, Told, Worker};
 use crate::gateway::store::{corrupt, int, uint};
+use crate::model::limits::{ID_BYTES, REASON_BYTES, TEXT_BYTES, cut_text};
 use crate::model::{CommandId, Digest, NodeId, Reason, ServerTime};
 use crate::mutant::{self, Mutant};
 use crate::wire::dsse::{Audience, DocumentError, Envelope, PublicKey, verify_document};
 use crate::wire::frames::read_envelope;
 use crate::wire::pb;
 use crate::wire::report::{Fact, SignedResult};
+use crate::wire::shape;
 
 /// Facts answered at once.
 const PAGE: i64 = 1_000;
 /// Claims that did not hold which are kept: a gateway may make up as many as it likes.
 const REFUSED: i64 = 1_000;
+/// Facts of one node that are kept: a node may sign as many ends as it likes, of commands that nobody gave it.
+const HELD: i64 = 10_000;
 
-/// Each fact once; `refused` is empty for one that holds.
+/// Each fact once; `refused` is empty for one that holds. A result whose output its node has forgotten is the same one.
 pub(super) const TABLE: &str = "
 CREATE TABLE IF NOT EXISTS facts (
   number INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, command_id TEXT NOT NULL, node_id TEXT NOT NULL,
   state TEXT NOT NULL, reason TEXT NOT NULL, effect TEXT NOT NULL, attempt INTEGER NOT NULL,
-  output_sha256 TEXT NOT NULL, serial TEXT NOT NULL, refused TEXT NOT NULL, detail TEXT NOT NULL,
+  serial TEXT NOT NULL, refused TEXT NOT NULL, detail TEXT NOT NULL,
   UNIQUE (command_id, node_id, state, reason, effect, attempt, refused));
 CREATE INDEX IF NOT EXISTS facts_refused ON facts (number) WHERE refused <> '';
+CREATE INDEX IF NOT EXISTS facts_held ON facts (node_id, number) WHERE refused = '';
 ";
 
 /// Why a claim does not hold.
@@ -48,7 +54,12 @@ impl Worker {
     /// Judges what gateways hand over, in one transaction.
     pub(super) fn facts(&self, claims: &[Claim], now: ServerTime) -> Result<Told, AskError> {
         let judged = self.enrolment().alone(|tables| {
-            claims.iter().map(|claim| self.fact(tables, claim, now)).collect::<Result<Vec<_>, AskError>>()
+            let judged = claims.iter().map(|claim| self.fact(tables, claim, now));
+            let judged = judged.collect::<Result<Vec<_>, AskError>>()?;
+            let held = claims.iter().zip(&judged).filter(|(_, judged)| judged.refused.is_none());
+            let nodes: BTreeSet<&str> = held.map(|(claim, _)| claim.node.as_str()).collect();
+            nodes.into_iter().try_for_each(|node| forget_oldest(&tables.0, node, HELD))?;
+            Ok::<_, AskError>(judged)
         })?;
         Ok(Told::Judged(judged))
     }
@@ -59,8 +70,8 @@ impl Worker {
     }
 
     fn fact(&self, tables: &Enrolment, claim: &Claim, now: ServerTime) -> Result<Judged, AskError> {
-        let update = pb::CommandUpdate::decode(&*claim.update.0).ok();
-        let said = update.as_ref().and_then(Fact::of);
+        let update: Option<pb::CommandUpdate> = shape::decode(&claim.update.0).ok();
+        let said = update.as_ref().and_then(Fact::of).filter(is_bounded);
         let (Some(update), Some(said)) = (update, said) else {
             let message = "what was handed over is no result";
             tracing::warn!(node = %claim.node, message);
@@ -72,9 +83,12 @@ impl Worker {
                 tables.used(&serial)?;
                 (serial, None)
             }
-            Err(no) => (String::new(), Some(no)),
+            Err(No(reason, detail)) => (String::new(), Some(No(reason, cut_text(detail)))),
         };
-        note(&tables.0, &claim.node, &said, &serial, refused.as_ref(), now)?;
+        // Whoever hands over may name as many nodes as it likes.
+        if !refused.as_ref().is_some_and(|no| no.0 == Reason::UnknownNode) {
+            note(&tables.0, &claim.node, &said, &serial, refused.as_ref(), now)?;
+        }
         Ok(match refused {
             None => Judged { refused: None, message: String::new() },
             Some(No(reason, message)) => {
@@ -105,6 +119,10 @@ impl Worker {
             Err(error) => return Ok(Err(No(Reason::Invalid, error.to_string()))),
         };
         let certified = certified(&tables.0, &envelope)?;
+        if certified.is_empty() && !is_known(&tables.0, &claim.node)? {
+            let message = "its node was deleted before the result was judged, and its keys with it";
+            return Ok(Err(No(Reason::UnknownNode, message.into())));
+        }
         Ok(self.holds(claim, &envelope, said, &certified))
     }
 
@@ -125,10 +143,9 @@ impl Worker {
         let body = verified.map_err(|error| No(token(&error), error.to_string()))?.into_inner();
         let certificate = certified.iter().find(|held| held.serial == body.certificate_serial);
         let Some(certificate) = certificate else {
-            return Err(invalid(format!(
-                "it names the certificate {}, which is not of its key",
-                body.certificate_serial
-            )));
+            let serial = Some(&*body.certificate_serial).filter(|serial| serial.len() <= ID_BYTES);
+            let serial = serial.unwrap_or("with a serial that is none");
+            return Err(invalid(format!("it names the certificate {serial}, which is not of its key")));
         };
         if certificate.revoked {
             let message = format!("its certificate {} was revoked", certificate.serial);
@@ -147,6 +164,25 @@ impl Worker {
         }
         Ok(body.certificate_serial)
     }
+}
+
+/// No node of ours says more, and a gateway hands over no more.
+fn is_bounded(said: &Fact) -> bool {
+    said.reason.len() <= REASON_BYTES && said.message.len() <= TEXT_BYTES
+}
+
+fn is_known(db: &Connection, node: &NodeId) -> rusqlite::Result<bool> {
+    db.prepare_cached("SELECT 1 FROM nodes WHERE node_id = ?")?.exists([node.as_str()])
+}
+
+/// Of the facts of a node that hold, the latest are kept.
+fn forget_oldest(db: &Connection, node: &str, kept: i64) -> rusqlite::Result<()> {
+    db.prepare_cached(
+        "DELETE FROM facts WHERE number IN
+           (SELECT number FROM facts WHERE node_id = ? AND refused = '' ORDER BY number DESC LIMIT -1 OFFSET ?)",
+    )?
+    .execute(params![node, kept])?;
+    Ok(())
 }
 
 fn token(error: &DocumentError) -> Reason {
@@ -194,8 +230,8 @@ fn note(
     let (refused, detail) = refused.map_or(("", ""), |No(reason, detail)| (reason.token(), detail));
     let added = db
         .prepare_cached(
-            "INSERT OR IGNORE INTO facts (at_ms, command_id, node_id, state, reason, effect, attempt, output_sha256,
-               serial, refused, detail) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR IGNORE INTO facts (at_ms, command_id, node_id, state, reason, effect, attempt, serial, refused,
+               detail) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )?
         .execute(params![
             now.0,
@@ -205,7 +241,6 @@ fn note(
             said.reason,
             word(&said.effect),
             said.attempt,
-            said.output_sha256.hex(),
             serial,
             refused,
             detail,

@@ -56,9 +56,9 @@ use crate::wire::enroll::{
 };
 use crate::wire::frames::read_envelope;
 use crate::wire::link::Endpoint;
-use crate::wire::pb;
 use crate::wire::report::Leave;
 use crate::wire::revocation::Revocation;
+use crate::wire::{pb, shape};
 
 /// A command or ticket lives at most this long, ten years: its end must be a time that can be written.
 const LONGEST_LIFE_S: u64 = 10 * 365 * 24 * 3600;
@@ -400,7 +400,7 @@ impl Worker {
     }
 
     fn join(&self, request: &[u8], now: ServerTime) -> Result<Told, AskError> {
-        let request = match pb::JoinRequest::decode(request) {
+        let request = match shape::decode::<pb::JoinRequest>(request) {
             Ok(request) => request,
             Err(error) => return Ok(invalid(&error.to_string())),
         };
@@ -449,7 +449,7 @@ impl Worker {
     }
 
     fn renew(&self, request: &[u8], leaf: &[u8], now: ServerTime) -> Result<Told, AskError> {
-        let request = match pb::RenewRequest::decode(request) {
+        let request = match shape::decode::<pb::RenewRequest>(request) {
             Ok(request) => request,
             Err(error) => return Ok(invalid(&error.to_string())),
         };

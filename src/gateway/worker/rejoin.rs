@@ -12,7 +12,7 @@ use crate::model::limits::{CHAIN, JOIN_FACTS};
 use crate::model::{Reason, ServerTime};
 use crate::wire::dsse::{self, Audience, Envelope};
 use crate::wire::enroll::{REJOIN_BYTES, RejoinProof, X509POP, join_request_digest, rejoin_digest};
-use crate::wire::pb;
+use crate::wire::{pb, shape};
 
 /// Certificates of a chain of ours have about 700 bytes each.
 const EVIDENCE_BYTES: usize = CHAIN * (8 << 10);
@@ -32,7 +32,7 @@ impl Worker {
 
     /// Lets a node in again that has proven itself.
     pub(super) fn rejoin(&self, request: &[u8], proof: &Envelope, now: ServerTime) -> Result<Told, AskError> {
-        let request = match pb::JoinRequest::decode(request) {
+        let request = match shape::decode::<pb::JoinRequest>(request) {
             Ok(request) => request,
             Err(error) => return Ok(invalid(&error.to_string())),
         };

@@ -75,6 +75,14 @@ impl Lab {
         assert!(matches!(told, Told::Serving { .. }), "{told:?}");
     }
 
+    /// The worker, started again over its directory.
+    pub(super) fn again(self) -> Self {
+        let Self { worker, options, _dir } = self;
+        drop(worker);
+        let worker = Worker::open(&options, NOW).unwrap();
+        Self { worker, options, _dir }
+    }
+
     fn pins(&self) -> Pins {
         let order = Order::Ticket(TicketTerms::new(9, HOUR.as_secs(), "fra1"));
         let Told::Ticket(line) = self.worker.obey(order, NOW) else { panic!("no ticket") };

@@ -4,15 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Verdict;
 use super::telling::losses_since;
+use crate::gateway::VERIFIED;
+use crate::gateway::control::CommandView;
 use crate::gateway::lies::{FORGED, FORGED_VERSION, Lie};
-use crate::model::Reason;
+use crate::model::{Kind, Reason};
 use crate::sim::history::Evidence;
 use crate::sim::load::Class;
 
 /// I9: nothing that a gateway alone can make causes an effect, a cancellation, or a move of identity. A node takes the
 /// commands that were handed over for it and no others, by its own events; nothing forged left a line of its own; every
-/// forgery that was answered was refused; nothing was cancelled that nobody cancelled; and the worker holds true of results
-/// what their nodes have said.
+/// forgery that was answered was refused; nothing was cancelled that nobody cancelled; and the worker has judged every
+/// signed result, and holds true of them what their nodes have said, and all of that.
 pub(super) fn nothing_forged_counts(evidence: &Evidence) -> Verdict {
     let mut broken = Vec::new();
     for id in evidence.witness.keys().filter(|id| id.starts_with(FORGED)) {
@@ -58,6 +60,8 @@ pub(super) fn nothing_forged_counts(evidence: &Evidence) -> Verdict {
         }
     }
     let facts = verified_as_told(evidence, &home, &mut broken);
+    // No forgery by itself: a run in which there was nothing else to judge has shown nothing.
+    broken.extend(ill_judged(evidence));
     let forgeries = evidence.lies().filter(|told| told.lie.forges()).count();
     Verdict::new("I9", forgeries + transitions + facts, "forgeries, transitions and signed results", broken)
 }
@@ -91,6 +95,42 @@ fn verified_as_told(evidence: &Evidence, home: &BTreeMap<&str, &str>, broken: &m
         }
     }
     evidence.facts.len()
+}
+
+/// Commands whose results the worker has to judge: their nodes sign them, and they came. Two journals may tell of two ends,
+/// a lost one may have held what came, and what was swallowed never came.
+fn owed_a_verdict(evidence: &Evidence) -> impl Iterator<Item = &CommandView> {
+    let swallowed = evidence.swallowed();
+    let rejected = evidence.commands.iter().filter(|row| row.state == "rejected");
+    evidence.ended_by_nodes().chain(rejected).filter(move |row| {
+        Kind::signs_results(&row.kind)
+            && !evidence.had_twin(row)
+            && losses_since(evidence, row).next().is_none()
+            && !swallowed.results.contains(row.id.as_str())
+    })
+}
+
+/// Whether there is no more to wait for before the verdicts are held against the lies.
+pub fn every_result_judged(evidence: &Evidence) -> bool {
+    owed_a_verdict(evidence).all(|row| !row.verdict.is_empty())
+}
+
+/// Results that were left unjudged, and those that were refused though nobody had lied about them.
+fn ill_judged(evidence: &Evidence) -> Vec<String> {
+    let lies = evidence.lies().filter(|told| matches!(told.lie, Lie::AlterResult | Lie::SwapResults));
+    let lied_about: BTreeSet<&str> = lies.map(|told| told.command()).collect();
+    let ill = |row: &CommandView| {
+        let (id, node) = (&row.id, &row.node);
+        match row.verdict.as_str() {
+            VERIFIED => None,
+            "" => Some(format!("the result of {id} on {node} was never judged")),
+            _ if lied_about.contains(id.as_str()) => None,
+            refused => Some(format!(
+                "the worker refused the result of {id} on {node} ({refused}), and it was no lie"
+            )),
+        }
+    };
+    owed_a_verdict(evidence).filter_map(ill).collect()
 }
 
 /// Whether a node may answer a forgery so. A node that stops, or is flooded, looks at nothing. What another node was sent is

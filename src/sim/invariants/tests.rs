@@ -24,7 +24,7 @@ fn view(id: &str, state: &str, reason: &str) -> CommandView {
         output: String::new(),
         terminal_changes: 1,
         late_facts: 0,
-        verdict: String::new(),
+        verdict: "verified".into(),
         enqueued_ms: 1,
         dispatched_ms: 2,
         accepted_ms: 3,
@@ -417,6 +417,42 @@ fn a_forged_result_that_the_worker_holds_true_breaks_i9_and_one_that_it_refused_
         struck(evidence, 3, Blow::JournalLoss);
     };
     assert_eq!(broken(after_a_loss), [""; 0], "the lost journal may have told of it");
+}
+
+#[test]
+fn a_result_that_was_never_judged_or_was_refused_without_a_lie_breaks_i9() {
+    let verdict =
+        |verdict: &'static str| move |evidence: &mut Evidence| evidence.commands[0].verdict = verdict.into();
+    assert_eq!(broken(verdict("")), ["I9"]);
+    assert_eq!(broken(verdict("signature-invalid")), ["I9"]);
+    let with = |verdict: &'static str, change: fn(&mut Evidence)| {
+        broken(move |evidence| {
+            evidence.commands[0].verdict = verdict.into();
+            change(evidence);
+        })
+    };
+    let unsigned = |evidence: &mut Evidence| evidence.commands[0].kind = "node.probe".into();
+    assert_eq!(with("", unsigned), [""; 0], "a kind that does not sign");
+    let lied = |evidence: &mut Evidence| {
+        let detail = serde_json::json!({ "lie": "alter-result", "command": "c-0", "said": "FAILED" });
+        evidence.events.push(lie(crate::gateway::lies::TOLD, detail));
+    };
+    assert_eq!(with("result-altered", lied), [""; 0]);
+    assert_eq!(with("", lied), ["I9"], "a lie is judged too");
+    let swallowed = |evidence: &mut Evidence| {
+        let detail = serde_json::json!({ "lie": "ack-result", "command": "c-0" });
+        evidence.events.push(lie(crate::gateway::lies::TOLD, detail));
+    };
+    assert_eq!(with("", swallowed), [""; 0], "it never came");
+    assert_eq!(with("", |evidence| struck(evidence, 3, Blow::JournalLoss)), [""; 0]);
+    let rejected =
+        |evidence: &mut Evidence| evidence.commands[0] = view("c-0", "rejected", "invalid-arguments");
+    assert!(!broken(rejected).contains(&"I9"));
+    let unjudged = |evidence: &mut Evidence| {
+        rejected(evidence);
+        evidence.commands[0].verdict.clear();
+    };
+    assert!(broken(unjudged).contains(&"I9"));
 }
 
 #[test]

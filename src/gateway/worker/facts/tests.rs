@@ -1,3 +1,5 @@
+use prost::Message as _;
+
 use super::*;
 use crate::gateway::worker::tests::{Lab, NOW, Node, lab};
 use crate::gateway::worker::{Ask, Order};
@@ -41,11 +43,15 @@ fn signed_by(signer: &Signer, command: &str) -> pb::CommandUpdate {
 }
 
 fn judge(lab: &Lab, node: &Node, update: &pb::CommandUpdate) -> Option<Reason> {
+    judged(lab, node, update).refused
+}
+
+fn judged(lab: &Lab, node: &Node, update: &pb::CommandUpdate) -> Judged {
     let claim = Claim { node: node.issued.node_id.clone(), update: Der(update.encode_to_vec().into()) };
     let told = lab.worker.answer(Ask::Facts(vec![claim]), NOW);
-    let Told::Judged(judged) = told else { panic!("{told:?}") };
+    let Told::Judged(mut judged) = told else { panic!("{told:?}") };
     assert_eq!(judged.len(), 1);
-    judged[0].refused
+    judged.remove(0)
 }
 
 fn kept(lab: &Lab) -> Vec<FactView> {
@@ -197,4 +203,106 @@ fn of_what_a_gateway_makes_up_the_latest_is_kept_and_no_more_than_that() {
     let count = |sql: &str| db.query_row(sql, [], |row| row.get::<_, i64>(0)).expect("a count");
     assert_eq!(count("SELECT count(*) FROM facts WHERE refused <> ''"), REFUSED);
     assert_eq!(count("SELECT count(*) FROM facts WHERE refused = ''"), 1);
+}
+
+#[test]
+fn a_result_of_more_text_than_a_node_says_is_none_and_leaves_no_trace() {
+    let lab = lab();
+    let node = lab.node();
+    let longest = |extra: usize, change: fn(&mut pb::CommandUpdate, String)| {
+        let limits = [REASON_BYTES, TEXT_BYTES].map(|limit| "x".repeat(limit + extra));
+        limits.map(|text| {
+            let mut update = unsigned("c-1");
+            change(&mut update, text);
+            signer(&node).sign_result(&mut update, NOW).expect("signed");
+            judge(&lab, &node, &update)
+        })
+    };
+    assert_eq!(longest(0, |update, text| update.message = text), [None, None]);
+    let before = kept(&lab);
+    assert_eq!(longest(1, |update, text| update.reason = text), [Some(Reason::Invalid); 2]);
+    assert_eq!(longest(1, |update, text| update.message = text)[1], Some(Reason::Invalid));
+    assert_eq!(kept(&lab), before);
+}
+
+#[test]
+fn what_is_said_of_a_refused_result_is_short_whatever_was_in_it() {
+    let lab = lab();
+    let node = lab.node();
+    let long = "x".repeat(64 << 10);
+    let serial = signed_by(&Signer { serial: long.as_str().into(), ..signer(&node) }, "c-1");
+    let mut stranger = unsigned("c-2");
+    let body = serde_json::json!({
+        "trust_domain": "lab.example", "node_id": node.issued.node_id, "issued_at": NOW, "certificate_serial": "0a",
+        "fact": Fact::of(&stranger).expect("a fact"), (long.as_str()): 1,
+    });
+    let key = signer(&node).key;
+    let signed = crate::wire::dsse::sign(
+        <SignedResult as crate::wire::dsse::Document>::TYPE,
+        body.to_string(),
+        &*key,
+        Vec::new(),
+    );
+    stranger.signed_result = Some(signed.expect("signed").into());
+    for (update, token) in [(serial, Reason::SignatureInvalid), (stranger, Reason::UnsupportedField)] {
+        let said = judged(&lab, &node, &update);
+        assert_eq!(said.refused, Some(token));
+        assert!(said.message.len() <= TEXT_BYTES, "{} bytes", said.message.len());
+    }
+    assert!(kept(&lab).iter().all(|fact| fact.detail.len() <= TEXT_BYTES));
+}
+
+#[test]
+fn of_what_one_node_has_signed_the_latest_is_kept() {
+    let lab = lab();
+    let (node, other) = (lab.node(), lab.node());
+    assert_eq!(judge(&lab, &other, &signed_by(&signer(&other), "c-other")), None);
+    for n in 0..5 {
+        assert_eq!(judge(&lab, &node, &signed_by(&signer(&node), &format!("c-{n}"))), None);
+    }
+    assert_eq!(judge(&lab, &node, &unsigned("c-9")), Some(Reason::SignatureRequired));
+    forget_oldest(&lab.worker.enrolment().0, node.issued.node_id.as_str(), 2).expect("forgotten");
+    let left: Vec<_> = kept(&lab).into_iter().map(|fact| fact.command.as_str().to_owned()).collect();
+    assert_eq!(left, ["c-other", "c-3", "c-4", "c-9"]);
+}
+
+#[test]
+fn a_claim_of_more_elements_than_a_message_may_have_is_not_decoded() {
+    let lab = lab();
+    let node = lab.node();
+    let mut update = signed_by(&signer(&node), "c-1");
+    let envelope = update.signed_result.as_mut().expect("signed");
+    envelope.signatures = vec![pb::Signature::default(); crate::model::limits::FRAME_ELEMENTS];
+    assert_eq!(judge(&lab, &node, &update), Some(Reason::Invalid));
+    assert_eq!(kept(&lab), [], "nothing of it was read");
+}
+
+#[test]
+fn a_result_that_waits_while_its_node_is_deleted_is_unknown_node_and_one_of_a_key_that_nobody_has_stays_invalid()
+ {
+    let lab = lab();
+    let (node, other) = (lab.node(), lab.node());
+    let waiting = signed_by(&signer(&node), "c-1");
+    let _ = lab.worker.obey(Order::Forget(node.issued.node_id.clone()), NOW);
+    assert_eq!(judge(&lab, &node, &waiting), Some(Reason::UnknownNode));
+    assert_eq!(judge(&lab, &other, &waiting), Some(Reason::SignatureInvalid), "of a node that is known");
+    assert_eq!(kept(&lab).len(), 1, "a node that is not known leaves no trace");
+}
+
+#[test]
+fn facts_that_an_earlier_build_has_kept_are_read_and_others_kept_beside_them() {
+    let lab = lab();
+    let node = lab.node();
+    let old = "DROP TABLE facts; CREATE TABLE facts (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, command_id TEXT NOT NULL,
+        node_id TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL, effect TEXT NOT NULL,
+        attempt INTEGER NOT NULL, output_sha256 TEXT NOT NULL, serial TEXT NOT NULL, refused TEXT NOT NULL,
+        detail TEXT NOT NULL, UNIQUE (command_id, node_id, state, reason, effect, attempt, refused));
+        INSERT INTO facts (at_ms, command_id, node_id, state, reason, effect, attempt, output_sha256, serial, refused,
+          detail) VALUES (1, 'c-0', 'n-1', 'succeeded', '', 'complete', 1, '00', '0a', '', '')";
+    lab.worker.enrolment().0.execute_batch(old).expect("an older table");
+    let lab = lab.again();
+    assert_eq!(judge(&lab, &node, &signed_by(&signer(&node), "c-1")), None);
+    let kept: Vec<_> = kept(&lab).into_iter().map(|fact| fact.command.as_str().to_owned()).collect();
+    assert_eq!(kept, ["c-0", "c-1"]);
 }
