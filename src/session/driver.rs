@@ -45,6 +45,10 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 const LOOK_DEADLINE: Duration = Duration::from_secs(2);
 /// Boot time runs on while the machine sleeps, the driver's clock does not.
 const SLEPT: Duration = Duration::from_secs(1);
+/// A key that could not sign is asked again after this; each time that it fails again, after twice as long.
+const REST: Duration = Duration::from_secs(1);
+/// But not longer.
+const LONGEST_REST: Duration = Duration::from_secs(30);
 
 type Pending<T> = Option<BoxFuture<'static, T>>;
 type Opened = Result<(Box<dyn Link>, Resend), LinkEnd>;
@@ -85,6 +89,14 @@ pub(super) struct Driver {
     reading_events: Pending<EventPage>,
     /// A result on its way to the wire.
     signing: Pending<Result<pb::CommandUpdate, Durable<Done>>>,
+    /// It is signed and waits for room.
+    signed: Option<pb::CommandUpdate>,
+    /// The key could not sign: nothing is asked of it until this is over.
+    key_rests: Pending<()>,
+    /// How long it rests the next time.
+    rest: Duration,
+    /// Results were put off since: the journal has them.
+    put_off: bool,
     /// The journal takes a new id. Outlives the session; the next Hello waits for it.
     renaming: Pending<()>,
     /// Armed while the link's queue is full.
@@ -99,6 +111,7 @@ enum Event {
     Read(Unacked),
     ReadEvents(EventPage),
     Signed(Result<pb::CommandUpdate, Durable<Done>>),
+    Rested,
     Renamed,
     News,
     Frame(Result<pb::GatewayFrame, LinkEnd>),
@@ -147,6 +160,10 @@ impl Driver {
             reading: None,
             reading_events: None,
             signing: None,
+            signed: None,
+            key_rests: None,
+            rest: REST,
+            put_off: false,
             renaming: None,
             flushed: None,
             closing: None,
@@ -190,7 +207,7 @@ impl Driver {
         let due = self.due();
         let frames = matches!(self.machine.state(), State::AwaitingWelcome { .. } | State::Live(_));
         // One result after the other, so that they leave in their order.
-        let outgoing = self.live() && !self.outbox_ended && self.room() > 0 && self.signing.is_none();
+        let outgoing = self.live() && !self.outbox_ended && self.room() > 0 && !self.signs();
         let live = self.live();
         let may_look = self.looking.is_none() && (live || self.waits_to_dial());
         if self.replaced.is_none() {
@@ -213,6 +230,7 @@ impl Driver {
             page = done(&mut self.reading_events) => Event::ReadEvents(page),
             () = done(&mut self.renaming) => Event::Renamed,
             signed = done(&mut self.signing) => Event::Signed(signed),
+            () = done(&mut self.key_rests) => Event::Rested,
             frame = receive => Event::Frame(frame),
             () = sleep_until(due) => Event::Due,
             () = done(&mut self.replaced), if may_look => Event::Replaced,
@@ -265,9 +283,13 @@ impl Driver {
                 self.input(input);
             }
             Event::ReadEvents(page) => self.events.read(page),
-            Event::Signed(Ok(update)) => self.send_result(update),
-            Event::Signed(Err(done)) => self.say_result(done),
-            Event::Room | Event::Renamed | Event::News => {}
+            Event::Signed(Ok(update)) => {
+                self.rest = REST;
+                // The queue may have filled up meanwhile.
+                self.signed = Some(update);
+            }
+            Event::Signed(Err(done)) => self.key_failed(&done),
+            Event::Room | Event::Rested | Event::Renamed | Event::News => {}
             Event::Outgoing(None) => self.outbox_ended = true,
             Event::Outgoing(Some(outgoing)) => self.say(outgoing),
         }
@@ -427,6 +449,10 @@ impl Driver {
         self.reading = None;
         self.reading_events = None;
         self.signing = None;
+        self.signed = None;
+        // The next one may have another key.
+        self.key_rests = None;
+        self.put_off = false;
         self.events = EventFlow::default();
         self.flushed = None;
         self.heartbeat = None;

@@ -80,6 +80,11 @@ impl Resend {
         Some(done)
     }
 
+    /// It could not be said after all: the next read of the journal finds it again.
+    pub(super) fn put_off(&mut self, id: &CommandId) {
+        self.said.remove(id);
+    }
+
     /// Whether a result that comes out of the outbox is to be said now.
     pub(super) fn take(&mut self, id: &CommandId) -> bool {
         let suspect = self.suspects > 0;

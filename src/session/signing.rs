@@ -1,8 +1,6 @@
 //! Results whose kind asks that the node signs them: signed when they are sent, by the key of the certificate in use then,
 //! so that one which is said again after a renewal is signed anew. A key may take its time: off the runtime's thread.
 
-use std::time::Duration;
-
 use super::outbox::result_frame;
 use crate::blocking;
 use crate::journal::Durable;
@@ -11,10 +9,7 @@ use crate::wire::dsse::SignError;
 use crate::wire::pb;
 use crate::wire::report::Signer;
 
-/// A key that could not sign is asked again after this.
-const AGAIN: Duration = Duration::from_secs(1);
-
-/// The frame of a result, signed. One that cannot be signed now is given back after a while; it is never said unsigned.
+/// The frame of a result, signed. One that cannot be signed now is given back; it is never said unsigned.
 pub(super) async fn sign(
     signer: Signer,
     done: Durable<Done>,
@@ -27,7 +22,6 @@ pub(super) async fn sign(
         Ok(Err(error)) => waits(&done, &error),
         Err(error) => waits(&done, &error),
     }
-    tokio::time::sleep(AGAIN).await;
     Err(done)
 }
 

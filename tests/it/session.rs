@@ -114,6 +114,16 @@ fn node_that_renews(
     journal: Journal,
     newer: Option<Newer>,
 ) -> (Node, Credentials) {
+    node_that_signs(hosts, state, journal, newer, signer("0a"))
+}
+
+fn node_that_signs(
+    hosts: &[&str],
+    state: tempfile::TempDir,
+    journal: Journal,
+    newer: Option<Newer>,
+    signer: Signer,
+) -> (Node, Credentials) {
     let clock = Arc::new(TokioClock::starting_at(0));
     let working = WorkingClock::new(clock, Some(NOW), Some(NOW));
     let (dialer, dials) = dialer();
@@ -142,7 +152,7 @@ fn node_that_renews(
             rejoins: String::new(),
         },
         trust_version: 1,
-        signer: signer("0a"),
+        signer,
     };
     let session = Session::new(SessionParts {
         credentials: credentials.clone(),

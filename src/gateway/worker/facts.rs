@@ -86,7 +86,7 @@ impl Worker {
             Err(No(reason, detail)) => (String::new(), Some(No(reason, cut_text(detail)))),
         };
         // Whoever hands over may name as many nodes as it likes.
-        if !refused.as_ref().is_some_and(|no| no.0 == Reason::UnknownNode) {
+        if refused.as_ref().is_none_or(|no| no.0 != Reason::UnknownNode) {
             note(&tables.0, &claim.node, &said, &serial, refused.as_ref(), now)?;
         }
         Ok(match refused {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use tokio::sync::mpsc;
 
-use super::{Driver, frame};
+use super::{Driver, LONGEST_REST, frame};
 use crate::failpoint;
 use crate::journal::{Durable, EventPage, Journal, Unacked};
 use crate::model::limits::{EVENT_BATCH, EVENT_BATCH_BYTES, HELLO_RESULTS_BYTES};
@@ -53,6 +53,10 @@ impl Driver {
                     }
                 }
             }
+            Outgoing::Result(done) if self.must_wait(&done) => {
+                self.resend.passed();
+                self.put_off = true;
+            }
             Outgoing::Result(done) => {
                 if self.resend.take(&done.id) {
                     self.say_result(done);
@@ -62,7 +66,7 @@ impl Driver {
     }
 
     /// Sends a result, once it is signed where its kind asks for it.
-    pub(super) fn say_result(&mut self, done: Durable<Done>) {
+    fn say_result(&mut self, done: Durable<Done>) {
         if done.to_sign {
             let signer = self.parts.credentials.signer.clone();
             self.signing = Some(sign(signer, done, self.working_now()).boxed());
@@ -71,14 +75,40 @@ impl Driver {
         }
     }
 
-    pub(super) fn send_result(&mut self, update: pb::CommandUpdate) {
+    fn send_result(&mut self, update: pb::CommandUpdate) {
         if self.send(Frame::CommandUpdate(update)) {
             failpoint::hit(failpoint::RESULT_SENT);
         }
     }
 
+    /// Whether a result is being signed, or is signed and waits for room.
+    pub(super) fn signs(&self) -> bool {
+        self.signing.is_some() || self.signed.is_some()
+    }
+
+    /// Whether a result needs the key while that rests.
+    fn must_wait(&self, done: &Done) -> bool {
+        done.to_sign && self.key_rests.is_some()
+    }
+
+    /// What needs the key waits in the journal; everything else goes on.
+    pub(super) fn key_failed(&mut self, done: &Done) {
+        self.resend.put_off(&done.id);
+        self.put_off = true;
+        self.key_rests = Some(tokio::time::sleep(self.rest).boxed());
+        self.rest = self.rest.saturating_mul(2).min(LONGEST_REST);
+    }
+
+    /// A page that is being read was asked for before, and must not pass for the next one.
+    fn ask_key_again(&mut self) {
+        if self.put_off && self.key_rests.is_none() && self.reading.is_none() {
+            self.put_off = false;
+            self.resend.missed();
+        }
+    }
+
     fn results_wait(&self) -> bool {
-        self.resend.rest_waits() || self.signing.is_some()
+        self.resend.rest_waits() || self.signs()
     }
 
     /// Queues a frame; a link that takes none has ended, which its next receive tells.
@@ -94,7 +124,13 @@ impl Driver {
         if self.parts.outbox.take_missed() {
             self.resend.missed();
         }
+        self.ask_key_again();
         self.say_heartbeat();
+        if self.room() > 0
+            && let Some(update) = self.signed.take()
+        {
+            self.send_result(update);
+        }
         self.say_results();
         self.say_heartbeat();
         if self.reading.is_none()
@@ -140,7 +176,7 @@ impl Driver {
     /// Hello had no room for go before it. They hold it for one interval at most: the second one replaces it.
     fn say_heartbeat(&mut self) {
         if let Some(beat) = self.heartbeat
-            && !(beat.seq == 1 && self.results_wait())
+            && !(beat.seq == 1 && (self.results_wait() || self.put_off))
             && self.link.as_ref().is_some_and(|link| link.room() > 0)
             && self.send(Frame::Heartbeat(self.heartbeat_frame(beat)))
         {
@@ -150,10 +186,15 @@ impl Driver {
 
     fn say_results(&mut self) {
         while self.room() > 0
-            && self.signing.is_none()
+            && !self.signs()
             && let Some(done) = self.resend.next()
         {
-            self.say_result(done);
+            if self.must_wait(&done) {
+                self.resend.put_off(&done.id);
+                self.put_off = true;
+            } else {
+                self.say_result(done);
+            }
         }
     }
 
