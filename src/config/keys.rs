@@ -48,7 +48,7 @@ pub const KEYS: [Key; 12] = [
         name: "gateway.endpoints",
         variable: "BCD_GATEWAY_ENDPOINTS",
         allowed: "a list of \"host:port\", such as [\"gw1.lab.example:443\", \"[::1]:7443\"]",
-        meaning: "gateways to dial, in turn; empty: those of the join",
+        meaning: "gateways to dial, in turn from one drawn at the start; empty: those of the join",
         is_list: true,
         apply: |config, value| {
             let parse = |text: &String| text.parse().map_err(|error| format!("{error}"));
