@@ -74,7 +74,6 @@ bench: bench-build ## what the node costs, each figure a ratio with its aim (doc
 bench-check: bench-build ## the figures that hold on a noisy machine: counts exactly, ratios at 1.15 times their aim
 	$(TARGET)/release/bcd bench journal --state $(BENCH_STATE) --check
 	$(TARGET)/release/bcd bench session --state $(BENCH_STATE) --check
-	$(TARGET)/release/bcd bench agent --state $(BENCH_STATE) --duration 1m --nodes 200 --rounds 1 --check
 
 crash: tools ## kill -9 the real binary N times at random steps, programs in flight, and E times in joins and renewals (N=1000 E=300)
 	BCD_CRASH_KILLS=$(N) BCD_CRASH_ENROLMENTS=$(E) cargo test $(FEATURES) --test it -- \
