@@ -13,6 +13,12 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::LogFormat;
 
+/// An error with its sources, in one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let errors = std::iter::successors(Some(error), |error| error.source());
+    errors.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
 /// Sends every later log line of this process to the journal or to standard error.
 ///
 /// A second call changes nothing: whoever came first has chosen.
@@ -127,9 +133,7 @@ mod lines {
         }
 
         fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
-            let errors = std::iter::successors(Some(value), |error| error.source());
-            let text: Vec<String> = errors.map(ToString::to_string).collect();
-            let _ = write!(self.fields, " {}={}", field.name(), text.join(": "));
+            let _ = write!(self.fields, " {}={}", field.name(), super::chain(value));
         }
     }
 

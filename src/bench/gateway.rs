@@ -36,7 +36,7 @@ pub struct Options {
 /// Nodes of one process: each has a thread, a socket and three files.
 const IN_A_PROCESS: usize = 1000;
 /// Opens a second that the gateway admits.
-const ADMITTED: f64 = 200.0;
+pub(super) const ADMITTED: f64 = 200.0;
 /// The figures of the seeds for 5,000 sessions: p99 of a dispatch, ms, and memory of the gateway, MiB.
 const SEED_P99_MS: f64 = 26.0;
 const SEED_MIB: f64 = 1240.0;

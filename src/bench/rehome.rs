@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::gateway::{nodes, number, percentile, start_nodes};
+use super::gateway::{ADMITTED, nodes, number, percentile, start_nodes};
 use super::lab::{Lab, LabError, PATIENCE};
 use super::proc::Process;
 use super::{Aim, Figure, Part, fleet};
@@ -27,8 +27,6 @@ pub struct Options {
     pub gateways: usize,
 }
 
-/// Opens a second that a gateway admits.
-const ADMITTED: f64 = 200.0;
 /// The seeds' p99 with one of three gateways killed: nodes, and s.
 const SEEDS: [(f64, f64); 2] = [(1000.0, 1.0), (10_000.0, 13.25)];
 /// Longer than a heartbeat: by then a session is one that holds.

@@ -27,7 +27,7 @@ use crate::state_dir::{StateDir, StateError};
 use crate::wire::bundle::{BundleError, Trust};
 use crate::wire::dsse::{Document as _, Envelope, SignError, Verified, sign, verify_document};
 use crate::wire::enroll::{Issued, RenewAnswer, RenewProof, renew_request_digest};
-use crate::wire::link::{Endpoint, LinkEnd};
+use crate::wire::link::{Endpoint, LinkEnd, Validity};
 use crate::wire::pb;
 
 pub use call::{Caller, Challenge, Refused};
@@ -244,20 +244,34 @@ impl Renewal<'_> {
         let ended = |refused: Refused| RenewError::Ended { endpoint: endpoint.clone(), source: refused.end };
         let (answer, gateway) = answered.map_err(ended)?;
         let took = self.clock.boot().saturating_sub(began);
-        if took > FRESH {
-            return Err(RenewError::Late { endpoint: endpoint.clone(), took });
-        }
-        let asked = Asked { spki: &request.key.spki(), request: &renew_request_digest(&proven) };
-        let accepted = accept_renewal(self.held, self.trust_floor, asked, &answer).and_then(|accepted| {
-            let vouched = self.heard || gateway.holds_at(accepted.server_time);
-            if vouched { Ok(accepted) } else { Err(AnswerError::GatewayValidity(accepted.server_time)) }
-        });
-        accepted.map_err(|source| RenewError::Answer { endpoint: endpoint.clone(), source })
+        taken(endpoint, took, self.heard, gateway, || {
+            let asked = Asked { spki: &request.key.spki(), request: &renew_request_digest(&proven) };
+            accept_renewal(self.held, self.trust_floor, asked, &answer)
+        })
     }
 
     async fn call(&self, endpoint: &Endpoint, request: &pb::RenewRequest) -> Result<call::Answered, Refused> {
         call::call(endpoint, &self.tls, &*self.connect, &self.caller, request.clone()).await
     }
+}
+
+/// An answer that took so long, if it came in time, holds as `judge` has it, and is dated within the certificate of the gateway
+/// where server time has not been heard.
+fn taken(
+    endpoint: &Endpoint,
+    took: Duration,
+    heard: bool,
+    gateway: Validity,
+    judge: impl FnOnce() -> Result<Accepted, AnswerError>,
+) -> Result<Accepted, RenewError> {
+    if took > FRESH {
+        return Err(RenewError::Late { endpoint: endpoint.clone(), took });
+    }
+    let accepted = judge().and_then(|accepted| {
+        let vouched = heard || gateway.holds_at(accepted.server_time);
+        if vouched { Ok(accepted) } else { Err(AnswerError::GatewayValidity(accepted.server_time)) }
+    });
+    accepted.map_err(|source| RenewError::Answer { endpoint: endpoint.clone(), source })
 }
 
 /// Judges the answer to a renewal of `held`: nothing that makes the node who it is may have changed.

@@ -23,6 +23,7 @@ use crate::identity::renew::{Caller, KeepError, RenewError, Renewal, Request, in
 use crate::identity::schedule::{Moment, Retries};
 use crate::identity::{Accepted, Identity};
 use crate::journal::Journal;
+use crate::log::chain;
 use crate::model::{Digest, EventType, Incarnation, NewEvent, Reason, ServerTime};
 use crate::ports::Connect;
 use crate::session::{SessionStatus, WorkingClock};
@@ -461,13 +462,6 @@ fn told(error: &mut RenewError, notices: &mpsc::Sender<Notice>) -> Option<String
         let _ = notices.try_send(Notice::Revocation(envelope));
     }
     matches!(error, RenewError::Answer { .. }).then(|| chain(error))
-}
-
-/// An error with its causes, in one line.
-fn chain(error: &RenewError) -> String {
-    let first: &dyn std::error::Error = error;
-    let causes = std::iter::successors(Some(first), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// 128 bits in hex.

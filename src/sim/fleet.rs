@@ -23,6 +23,7 @@ use super::surroundings::Felt;
 use crate::clock::Clock;
 use crate::failpoint::Step;
 use crate::failpoint::agent::Killed;
+pub use crate::log::chain;
 use crate::model::{Exit, NodeId};
 
 /// Blows of one agent that may wait while it is down, 2 s at most; one more is let go, and not counted.
@@ -318,15 +319,4 @@ fn died(error: JoinError) -> Result<Step, String> {
         Ok(killed) => Ok(killed.0),
         Err(_) => Err(format!("panicked: {text}")),
     }
-}
-
-/// An error with its sources, in one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
 }

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::call::{Answered, read_answer, unusable};
-use super::{FRESH, KeepError, RenewError, Request, accept_again};
+use super::{KeepError, RenewError, Request, accept_again, taken};
 use crate::clock::Clock;
 use crate::failpoint;
 use crate::identity::Identity;
@@ -113,15 +113,10 @@ impl Rejoin<'_> {
             Ended::Proof(error) => RenewError::Proof(error),
         })?;
         let took = self.clock.boot().saturating_sub(began);
-        if took > FRESH {
-            return Err(RenewError::Late { endpoint: endpoint.clone(), took });
-        }
-        let asked = Asked { spki: &request.key.spki(), request: &digest };
-        let accepted = accept_rejoin(self.held, self.trust_floor, asked, &answer).and_then(|accepted| {
-            let vouched = self.heard || gateway.holds_at(accepted.server_time);
-            if vouched { Ok(accepted) } else { Err(AnswerError::GatewayValidity(accepted.server_time)) }
-        });
-        accepted.map_err(|source| RenewError::Answer { endpoint: endpoint.clone(), source })
+        taken(endpoint, took, self.heard, gateway, || {
+            let asked = Asked { spki: &request.key.spki(), request: &digest };
+            accept_rejoin(self.held, self.trust_floor, asked, &answer)
+        })
     }
 
     /// One call of `Enrollment.Join`; what came back, and the digest of what was asked in all.
