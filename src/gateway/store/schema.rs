@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::Connection;
+use rusqlite::config::DbConfig;
 
 use super::OpenError;
 
@@ -170,6 +171,8 @@ pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
         db.execute_batch(&format!("BEGIN IMMEDIATE; {steps} PRAGMA user_version = {SCHEMA}; COMMIT"))
             .map_err(sqlite)?;
     }
+    // A value that is bound where a partial index might do otherwise has the statement compiled again at each use.
+    db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map_err(sqlite)?;
     db.set_prepared_statement_cache_capacity(64);
     // From here on the writer waits for other processes itself.
     db.busy_timeout(Duration::ZERO).map_err(sqlite)?;

@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior, params};
 
 pub use self::rejoin::RejoinTry;
@@ -160,6 +161,8 @@ impl Enrolment {
         let db = Connection::open(path)?;
         // Several gateways may serve one store, and with it one worker's files.
         db.busy_timeout(BUSY)?;
+        // A value that is bound where a partial index might do otherwise has the statement compiled again at each use.
+        db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
         db.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
         db.pragma_update(None, "synchronous", "FULL")?;
         db.execute_batch(&format!("BEGIN IMMEDIATE; {TABLES} {} COMMIT", facts::TABLE))?;

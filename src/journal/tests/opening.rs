@@ -243,3 +243,18 @@ fn the_signed_time_of_the_join_is_the_first_mark() {
     let facts = Machine::new().locked().facts();
     assert_eq!((facts.birth, facts.mark, facts.signed), (Some(at(BIRTH)), Some(at(BIRTH)), Some(at(BIRTH))));
 }
+
+#[tokio::test]
+async fn no_statement_is_compiled_again_for_the_values_that_are_bound_to_it() {
+    let machine = Machine::new();
+    let journal = machine.start();
+    let again = journal.submit(|core| {
+        let sql = "SELECT result_seq FROM commands WHERE id = ? AND state = ?";
+        let mut statement = core.conn.prepare(sql)?;
+        for state in [2, 4, 3] {
+            statement.exists(rusqlite::params!["c-1", state])?;
+        }
+        Ok(statement.get_status(rusqlite::StatementStatus::RePrepare))
+    });
+    assert_eq!(again.await.expect("read"), 0);
+}

@@ -148,3 +148,16 @@ impl Bench {
         self.store.nodes(self.now()).await.expect("nodes")[0].state.clone()
     }
 }
+
+#[tokio::test]
+async fn no_statement_is_compiled_again_for_the_values_that_are_bound_to_it() {
+    let bench = Bench::new().await;
+    let again = bench.store.run(|db| {
+        let mut statement = db.prepare("SELECT 1 FROM nodes WHERE node_id = ? AND state = ?")?;
+        for state in ["connected", "disconnected", "connected"] {
+            statement.exists(["n-1", state])?;
+        }
+        Ok(statement.get_status(rusqlite::StatementStatus::RePrepare))
+    });
+    assert_eq!(again.await.expect("read"), 0);
+}
