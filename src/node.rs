@@ -5,15 +5,16 @@
 //! future is a crash: nothing is said, nothing is flushed, and the journal's lock is free once its last handle is
 //! gone. There is nothing global here, no signal handler and no exit of the process, so that many nodes live in one.
 
+mod build_error;
 mod leaving;
 mod metrics;
+mod options;
 mod renewal;
 mod renewing;
 mod reporting;
 mod trusting;
 mod waiting;
 
-use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,200 +22,39 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use nix::errno::Errno;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use rustls::sign::CertifiedKey;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-use crate::clock::Clock;
-use crate::config::Config;
-use crate::exec::{self, Executor, Lanes, Leftovers, ProbeFacts, Programs, Supervisors};
-use crate::host::tcp::Tcp;
-use crate::identity::{Identity, LoadError, Mark, join_again, rejoins};
-use crate::journal::{
-    self, Durable, EventLimits, Failed, Hindrance, Journal, Locked, OpenError, Reattached, Recovered,
-    Trouble, WriteError,
-};
-use crate::model::{BootId, Exit, Incarnation, JournalId, Machine, NodeId};
-use crate::ports::{Connect, Reboot};
+use crate::exec::{self, Executor, Lanes, Leftovers, ProbeFacts};
+use crate::identity::{Identity, Mark, rejoins};
+use crate::journal::{self, Durable, Failed, Journal, Locked, Reattached, Recovered};
+use crate::model::{BootId, Exit, Incarnation, JournalId, NodeId};
+use crate::ports::Connect;
 use crate::session::{
     self, HelloFacts, Renewals, Session, SessionParts, SessionStatus, WorkingClock, outbox::outbox,
 };
 use crate::status::socket::Socket;
-use crate::systemd::Notifier;
-use crate::upkeep::{
-    self, Audit, AuditLog, Conditions, Floors, FloorsError, Held, Hold, Retention, Upkeep, failed_sync,
-};
-use crate::wire::dsse::{Audience, CommandRoots, Policy};
+use crate::upkeep::{self, Audit, AuditLog, Conditions, Floors, Held, Hold, Upkeep, failed_sync};
+use crate::wire::dsse::{Audience, CommandRoots};
 use crate::wire::frames::Notice;
 use crate::wire::grpc::GrpcDialer;
-use crate::wire::link::{Dialer, Endpoint};
+use crate::wire::link::Dialer;
 use crate::wire::tls::{self, Roots};
-use crate::wire::version::Range;
+pub use build_error::BuildError;
 pub use leaving::LeaveError;
+pub use options::{Options, WAL_BYTES};
 use renewal::{Renewal, Tell};
 use renewing::Renewing;
 use reporting::{Reporter, answer};
 use trusting::Trusting;
 pub use waiting::build as build_when_the_disk_allows;
 
-/// The journal's log on a host: above SQLite's checkpoint at 1,000 pages of 4 KiB, so that commits overwrite it and
-/// never make it grow.
-pub const WAL_BYTES: u64 = 4 << 20;
 /// A clean stop is over within 10 s: this much for Goodbye and steps under way, the rest for audit.log and the journal.
 const STOP: Duration = Duration::from_secs(6);
 const LINES: Duration = Duration::from_secs(1);
 const CLOSE: Duration = Duration::from_secs(2);
-
-/// What a node is built from.
-#[derive(Clone)]
-pub struct Options {
-    /// The state directory.
-    pub state: PathBuf,
-    /// Where to dial; empty: where the join said.
-    pub endpoints: Vec<Endpoint>,
-    /// Which commands need a signature.
-    pub policy: Policy,
-    /// `[kinds] deny` of bcd.toml.
-    pub denied: Arc<BTreeSet<String>>,
-    /// Versions that it says it speaks.
-    pub protocol: Range,
-    /// Directory of the status socket; absent: there is none.
-    pub run_dir: Option<PathBuf>,
-    /// Boot time and wall time.
-    pub clock: Arc<dyn Clock>,
-    /// This machine, as its identity must know it.
-    pub machine: Machine,
-    /// Everything random but keys comes from it.
-    pub rng: StdRng,
-    /// This boot.
-    pub boot_id: BootId,
-    /// Size to which the journal's log is grown at open, bytes.
-    pub wal_bytes: u64,
-    /// How many events may wait for their ack.
-    pub event_limits: EventLimits,
-    /// How much of audit.log is kept; absent: there is none, as in a process of many nodes, which have no operator.
-    pub audit: Option<Retention>,
-    /// How the journal's writer runs.
-    pub journal: journal::Mode,
-    /// What the journal keeps in memory.
-    pub memory: journal::Memory,
-    /// Restarts the machine.
-    pub reboot: Arc<dyn Reboot>,
-    /// Who runs programs.
-    pub programs: Arc<dyn Programs>,
-    /// What it may take of the disk.
-    pub limits: journal::Limits,
-    /// The way to the gateways.
-    pub connect: Arc<dyn Connect>,
-    /// Instead of gRPC with the node's identity.
-    pub dialer: Option<Arc<dyn Dialer>>,
-    /// Who is told that the node is ready, lives and stops.
-    pub notifier: Arc<Notifier>,
-}
-
-impl Options {
-    /// A daemon on this machine, as configured.
-    pub fn new(
-        config: &Config,
-        clock: Arc<dyn Clock>,
-        rng: StdRng,
-        boot_id: BootId,
-        reboot: Arc<dyn Reboot>,
-    ) -> Self {
-        Self {
-            state: config.state.clone(),
-            endpoints: config.endpoints.clone(),
-            policy: config.signatures,
-            denied: Arc::clone(&config.denied),
-            protocol: Range::OWN,
-            run_dir: Some(config.run.clone()),
-            clock,
-            machine: Machine::default(),
-            rng,
-            boot_id,
-            wal_bytes: WAL_BYTES,
-            event_limits: config.event_limits,
-            audit: Some(config.audit),
-            journal: journal::Mode::Thread,
-            memory: journal::Memory::HOST,
-            reboot,
-            programs: Arc::new(Supervisors::of_this_program()),
-            limits: config.limits,
-            connect: Arc::new(Tcp),
-            dialer: None,
-            notifier: Arc::default(),
-        }
-    }
-}
-
-/// Why a node cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum BuildError {
-    /// Its identity cannot be loaded.
-    #[error(transparent)]
-    Identity(#[from] LoadError),
-    /// Its state directory is a copy of another machine's.
-    #[error(
-        "{} was copied from another machine: neither this one nor its root disk is what {node_id} has joined with; nothing \
-         of it is dialed, run or enforced here. To make this machine a node of its own, {}",
-        .state.display(), join_again(.state)
-    )]
-    Copied {
-        /// The state directory.
-        state: PathBuf,
-        /// Whose it is.
-        node_id: NodeId,
-    },
-    /// Its journal cannot be opened.
-    #[error(transparent)]
-    Journal(#[from] OpenError),
-    /// Its floors cannot be read.
-    #[error(transparent)]
-    Floors(#[from] FloorsError),
-    /// What a dead daemon left cannot be settled.
-    #[error("the commands that an earlier daemon left cannot be settled")]
-    Recovery(#[from] WriteError),
-    /// TLS cannot be set up with the identity.
-    #[error("the identity cannot be used for TLS; {}", join_again(.state))]
-    Tls {
-        /// The state directory.
-        state: PathBuf,
-        /// Why.
-        source: rustls::Error,
-    },
-}
-
-impl BuildError {
-    /// The exit code that it stands for.
-    pub fn exit(&self) -> Exit {
-        match self {
-            Self::Identity(error) => error.exit(),
-            Self::Copied { .. } => Exit::ForeignState,
-            Self::Journal(error) => error.exit(),
-            Self::Floors(error) => error.exit(),
-            Self::Recovery(_) => Exit::CannotWrite,
-            Self::Tls { .. } => Exit::Configuration,
-        }
-    }
-
-    /// What the disk has to be mended of before a start can succeed; absent where no mended disk would help.
-    fn hindrance(&self) -> Option<Hindrance> {
-        let passing = |errno: Option<i32>, error: &dyn std::error::Error| {
-            let why = journal::hindrance(Errno::from_raw(errno?))?;
-            let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
-            Some(Hindrance::Passing(Trouble { why, detail: format!("{error}{cause}") }))
-        };
-        match self {
-            Self::Identity(error) => passing(error.errno(), error),
-            Self::Journal(error) => error.hindrance(),
-            Self::Floors(FloorsError::State(error)) => passing(error.errno(), error),
-            Self::Recovery(error) => error.hindrance(),
-            Self::Copied { .. } | Self::Floors(FloorsError::Damaged { .. }) | Self::Tls { .. } => None,
-        }
-    }
-}
 
 /// A node that has recovered and not dialed yet.
 pub struct Node {

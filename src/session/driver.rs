@@ -5,31 +5,28 @@
 //! leave as `Durable<Done>` only. Never waits for the wire, the journal or the executor: each of those is a future
 //! of the same select.
 
+mod opening;
 mod wire;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use prost::Message as _;
 use rand::Rng as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::backoff::Reaction;
 use super::events::EventFlow;
-use super::hello::hello;
 use super::machine::{Beat, Input, Intent, Machine, Now, Offered, Output, State};
 use super::outbox::Outgoing;
 use super::resend::Resend;
-use super::signing::sign_all;
+use super::signing::Unsigned;
 use super::status::SessionStatus;
 use super::{Credentials, SessionParts};
 use crate::failpoint;
-use crate::journal::{AckOf, Durable, EventPage, PendingEvents, Unacked};
-use crate::model::limits::HELLO_RESULTS_BYTES;
-use crate::model::{Done, EventType, JournalId, NewEvent, Reason, ServerTime};
+use crate::journal::{AckOf, EventPage, PendingEvents, Unacked};
+use crate::model::{JournalId, Reason, ServerTime};
 use crate::wire::frames::{Inbound, Notice, Welcome};
 use crate::wire::link::{Endpoint, Link, LinkEnd};
 use crate::wire::pb;
@@ -88,7 +85,7 @@ pub(super) struct Driver {
     reading: Pending<Unacked>,
     reading_events: Pending<EventPage>,
     /// A result on its way to the wire.
-    signing: Pending<Result<pb::CommandUpdate, Durable<Done>>>,
+    signing: Pending<Result<pb::CommandUpdate, Unsigned>>,
     /// It is signed and waits for room.
     signed: Option<pb::CommandUpdate>,
     /// The key could not sign: nothing is asked of it until this is over.
@@ -110,7 +107,7 @@ enum Event {
     Applied,
     Read(Unacked),
     ReadEvents(EventPage),
-    Signed(Result<pb::CommandUpdate, Durable<Done>>),
+    Signed(Result<pb::CommandUpdate, Unsigned>),
     Rested,
     Renamed,
     News,
@@ -288,7 +285,7 @@ impl Driver {
                 // The queue may have filled up meanwhile.
                 self.signed = Some(update);
             }
-            Event::Signed(Err(done)) => self.key_failed(&done),
+            Event::Signed(Err(unsigned)) => self.key_failed(unsigned),
             Event::Room | Event::Rested | Event::Renamed | Event::News => {}
             Event::Outgoing(None) => self.outbox_ended = true,
             Event::Outgoing(Some(outgoing)) => self.say(outgoing),
@@ -478,45 +475,6 @@ impl Driver {
         self.input(Input::OldCopy { acked });
     }
 
-    fn open(&mut self, endpoint: Endpoint, attempt: u32, keep_alive: Duration) {
-        // Before the journal is read: what is queued until now stands in it, and is said by Hello.
-        self.parts.outbox.drain();
-        tracing::debug!(%endpoint, attempt, "dialing");
-        let (dialer, journal) = (Arc::clone(&self.parts.credentials.dialer), self.parts.journal.clone());
-        let (facts, lanes) = (self.parts.hello.clone(), self.parts.lanes.clone());
-        let refused = self.refused_epoch.take().zip(self.parts.working.now());
-        let (last_epoch, trust_version) = (self.last_epoch, self.parts.credentials.trust_version);
-        let (signer, now) = (self.parts.credentials.signer.clone(), self.working_now());
-        let renaming = self.renaming.take();
-        let open = async move {
-            if let Some(renaming) = renaming {
-                renaming.await;
-            }
-            if let Some((epoch, mark)) = refused
-                && let Err(error) = journal.welcomed(epoch, mark).await
-            {
-                tracing::warn!(%error, epoch, "the epoch of a refused Welcome is not recorded");
-            }
-            // Before the results: a command that ends between the two is said twice rather than not at all.
-            let running = lanes.running_ids();
-            let (results, resend) = match journal.unacked(None, HELLO_RESULTS_BYTES).await {
-                Ok(page) => match sign_all(signer, &page.results, now).await {
-                    Ok(updates) => (updates, Resend::after_hello(&page.results, page.next)),
-                    Err(error) => without_results(&error),
-                },
-                Err(error) => without_results(&error),
-            };
-            let count = results.len();
-            let first = hello(&facts, &journal, &running, results, (last_epoch, attempt, trust_version));
-            let (bytes, events) = (first.encoded_len(), journal.pending_events().borrow().count);
-            let commits = journal.commits();
-            tracing::debug!(bytes, results = count, events, commits, "saying Hello");
-            let link = dialer.open(&endpoint, first, keep_alive).await?;
-            Ok((link, resend))
-        };
-        self.opening = Some(open.boxed());
-    }
-
     fn working_now(&self) -> ServerTime {
         self.parts.working.now().unwrap_or_default()
     }
@@ -525,48 +483,6 @@ impl Driver {
     fn refused(&mut self, epoch: u64) {
         self.refused_epoch = Some(epoch);
         self.last_epoch = epoch;
-    }
-
-    /// Opening, steps 2 and 3, in their order. The session goes on when the journal cannot be written.
-    fn apply(&mut self, welcome: &Welcome) {
-        let (journal, working) = (self.parts.journal.clone(), self.parts.working.clone());
-        let lanes = self.parts.lanes.clone();
-        let (epoch, time) = (welcome.epoch, welcome.server_time);
-        self.last_epoch = epoch;
-        if welcome.journal_id.as_ref() == Some(&journal.id()) && welcome.acked_event_seq > 0 {
-            self.events.acked(welcome.acked_event_seq);
-            journal.events_acked(journal.id(), welcome.acked_event_seq);
-        }
-        let opened = self.opened(welcome);
-        self.bundle = welcome.bundle();
-        let (credits, upgrade_only) = (welcome.lane_credits.clone(), welcome.upgrade_required);
-        let apply = async move {
-            let mark = working.now().map_or(time, |now| now.max(time));
-            // Handed over together, so that one commit takes both.
-            let (welcomed, told) = tokio::join!(journal.welcomed(epoch, mark), journal.record(opened));
-            if let Err(error) = welcomed {
-                tracing::warn!(%error, epoch, "the Welcome is in force but not recorded");
-            }
-            if let Err(error) = told {
-                tracing::debug!(%error, "the opening of the session is not told");
-            }
-            working.welcome(time);
-            lanes.set_terms(&credits, upgrade_only);
-        };
-        self.applying = Some(apply.boxed());
-    }
-
-    fn opened(&self, welcome: &Welcome) -> NewEvent {
-        let last_end = self.machine.last_end().map(|last| last.end.reason.map_or("-", Reason::token));
-        let mut body = serde_json::json!({
-            "gateway": welcome.gateway_id,
-            "epoch": welcome.epoch,
-            "attempt": self.machine.attempt().saturating_sub(1),
-        });
-        if let (Some(last_end), Some(fields)) = (last_end, body.as_object_mut()) {
-            fields.insert("last_end".into(), last_end.into());
-        }
-        NewEvent::new(EventType::SessionOpened, body)
     }
 
     fn log_live(&self) {
@@ -591,14 +507,6 @@ impl Driver {
             Intent::Closing => drop(tokio::spawn(closing)),
         }
     }
-}
-
-/// What a Hello says that can say none, and what the session owes then.
-fn without_results(error: &(dyn std::error::Error + 'static)) -> (Vec<pb::CommandUpdate>, Resend) {
-    tracing::warn!(error, "Hello goes without results");
-    let mut resend = Resend::default();
-    resend.missed();
-    (Vec::new(), resend)
 }
 
 fn terms_of(credentials: &Credentials, first: usize) -> (Vec<Endpoint>, Offered) {

@@ -30,6 +30,8 @@ pub(super) enum Read {
     Nothing,
     /// From behind this position on; absent is the start.
     Behind(Option<u64>),
+    /// It is under way.
+    UnderWay,
 }
 
 impl Resend {
@@ -48,10 +50,13 @@ impl Resend {
         self.suspects = queued;
     }
 
-    /// The read to make now, if one is owed and the last page is said.
-    pub(super) fn owed(&self) -> Option<Option<u64>> {
+    /// The read to begin now, if one is owed and the last page is said.
+    pub(super) fn begin_read(&mut self) -> Option<Option<u64>> {
         match self.owed {
-            Read::Behind(position) if self.page.is_empty() => Some(position),
+            Read::Behind(position) if self.page.is_empty() => {
+                self.owed = Read::UnderWay;
+                Some(position)
+            }
             _ => None,
         }
     }
@@ -61,7 +66,8 @@ impl Resend {
         !self.page.is_empty() || self.owed != Read::Nothing
     }
 
-    /// A result found no room: everything unacked is read again, but what was said stays said.
+    /// A result found no room: everything unacked is read again, but what was said stays said. A read that is under way
+    /// may have passed that result before it was there: another follows it.
     pub(super) fn missed(&mut self) {
         self.owed = Read::Behind(None);
     }
@@ -69,7 +75,9 @@ impl Resend {
     /// A page has been read; `queued` results wait in the outbox.
     pub(super) fn read(&mut self, page: Unacked, queued: usize) {
         self.page.extend(page.results.into_iter().filter(|done| !self.said.contains(&done.id)));
-        self.owed = page.next.map_or(Read::Nothing, |next| Read::Behind(Some(next)));
+        if self.owed == Read::UnderWay {
+            self.owed = page.next.map_or(Read::Nothing, |next| Read::Behind(Some(next)));
+        }
         self.suspects = queued;
     }
 
@@ -103,5 +111,26 @@ impl Resend {
         for id in ids.iter().filter(|_| self.suspects == 0) {
             self.said.remove(id);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_that_is_missed_while_the_journal_is_read_is_read_after_that() {
+        let mut resend = Resend::default();
+        resend.missed();
+        assert_eq!(resend.begin_read(), Some(None));
+        assert_eq!(resend.begin_read(), None, "it is under way");
+        resend.missed();
+        resend.read(Unacked { results: Vec::new(), next: Some(7) }, 0);
+        assert_eq!(resend.begin_read(), Some(None), "from the start, not from where that page ended");
+        resend.read(Unacked { results: Vec::new(), next: Some(7) }, 0);
+        assert_eq!(resend.begin_read(), Some(Some(7)));
+        assert!(resend.rest_waits());
+        resend.read(Unacked { results: Vec::new(), next: None }, 0);
+        assert!(!resend.rest_waits());
     }
 }
