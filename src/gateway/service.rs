@@ -23,9 +23,10 @@ use super::tls::PeerLeaf;
 use super::worker::{Ask, Noted, Told};
 use crate::failpoint;
 use crate::model::limits::ID_BYTES;
-use crate::model::{Incarnation, NodeId, Reason};
+use crate::model::{Digest, Incarnation, NodeId, Reason};
 use crate::wire::der::Der;
-use crate::wire::enroll::{REJOIN_BYTES, X509POP};
+use crate::wire::dsse::{Audience, PublicKey};
+use crate::wire::enroll::{REJOIN_BYTES, RejoinProof, X509POP, join_request_digest};
 use crate::wire::frames::read_envelope;
 use crate::wire::version::{self, Range};
 use crate::wire::{pb, status};
@@ -224,6 +225,7 @@ impl Service {
             hub.refuse(Code::FailedPrecondition, reason, &message, None)
         })?;
         let again = request.attestor == X509POP;
+        let digest = join_request_digest(&request);
         let request = Der(request.encode_to_vec().into());
         if again && request.0.len() > REJOIN_BYTES {
             // What is asked is kept until its proof is here.
@@ -234,12 +236,12 @@ impl Service {
             Told::Joined(response, noted) => {
                 self.relay(&response, *noted, None).await.map(Box::new).map(Begins::Ends)
             }
-            Told::Challenged { node, serial, time, challenge } => {
+            Told::Challenged { node, serial, key, time, challenge } => {
                 let renewing = Renewing { node, serial, incarnation: None, session: None, rejoins: true };
                 let challenge = pb::AttestationChallenge { challenge, server_time_ms: time.0 };
                 Ok(Begins::Challenged {
                     challenge,
-                    rejoining: Rejoining { request, renewing, _place: place },
+                    rejoining: Box::new(Rejoining { request, digest, key, renewing, _place: place }),
                 })
             }
             other => Err(self.refused(other)),
@@ -263,7 +265,16 @@ impl Service {
             }
         };
         let proof = read_envelope(proof).map_err(|error| self.join_invalid(&error.to_string()))?;
-        let Rejoining { request, renewing, _place } = rejoining;
+        let Rejoining { request, digest, key, renewing, _place } = rejoining;
+        // Whoever has no more than the certificate learns nothing of its node, and tells nobody anything.
+        let audience =
+            Audience { trust_domain: self.0.settings.trust_domain.clone(), node_id: renewing.node.clone() };
+        PublicKey::from_spki(&key.0).map_err(|error| self.join_invalid(&error.to_string())).and_then(
+            |key| {
+                RejoinProof::verify(&proof, &key, audience, digest)
+                    .map_err(|error| self.join_invalid(&error.to_string()))
+            },
+        )?;
         let hindered = self.0.store.not_renewed(renewing.clone()).await;
         if let Some(reason) = hindered.map_err(|error| self.internal(&error))? {
             let refused = self.not_renewed(reason);
@@ -370,12 +381,15 @@ enum Begins {
     /// All that there is to say.
     Ends(Box<pb::JoinResponse>),
     /// A question, and what is kept until its answer.
-    Challenged { challenge: pb::AttestationChallenge, rejoining: Rejoining },
+    Challenged { challenge: pb::AttestationChallenge, rejoining: Box<Rejoining> },
 }
 
 /// A join that waits for its proof.
 struct Rejoining {
     request: Der,
+    digest: Digest,
+    /// Of the old certificate.
+    key: Der,
     renewing: Renewing,
     _place: Option<OwnedSemaphorePermit>,
 }
@@ -448,7 +462,7 @@ impl pb::enrollment_server::Enrollment for Service {
             Begins::Challenged { challenge, rejoining } => {
                 let frame = Some(pb::join_answer::Frame::Challenge(challenge));
                 // A task of its own: whoever reads no answer must not keep its place for longer than a proof may take.
-                let rest = tokio::spawn(self.clone().rejoin(rejoining, inbound));
+                let rest = tokio::spawn(self.clone().rejoin(*rejoining, inbound));
                 let service = self.clone();
                 let rest = async move {
                     rest.await.unwrap_or_else(|error| {

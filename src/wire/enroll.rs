@@ -8,7 +8,7 @@ use hpke::{Deserializable as _, Kem, OpModeS, Serializable as _};
 use serde::{Deserialize, Serialize};
 
 use super::der::Der;
-use super::dsse::Document;
+use super::dsse::{Audience, Document, DocumentError, Envelope, PublicKey, Verified, verify_document};
 use super::pb;
 use crate::model::strict::StrictMap;
 use crate::model::{Digest, NodeId, Role, ServerTime};
@@ -90,6 +90,34 @@ pub struct RejoinProof {
     pub challenge: String,
     /// The time that came with it.
     pub issued_at: ServerTime,
+}
+
+/// Why a proof lets nobody in.
+#[derive(Debug, thiserror::Error)]
+pub enum ProofError {
+    /// It is no proof of that node's.
+    #[error("the proof does not hold: {0}")]
+    Document(#[from] DocumentError),
+    /// It was made for something else that was asked.
+    #[error("the proof is over another request")]
+    Request,
+}
+
+impl RejoinProof {
+    /// A proof that the key of the old certificate has made over this request. Whether its challenge is fresh, who gave
+    /// it knows.
+    ///
+    /// # Errors
+    /// It does not hold, or is over another request.
+    pub fn verify(
+        proof: &Envelope,
+        key: &PublicKey,
+        node: Audience,
+        request_sha256: Digest,
+    ) -> Result<Verified<Self>, ProofError> {
+        let proof: Verified<Self> = verify_document(proof, key, Some(&node))?;
+        if proof.get().request_sha256 == request_sha256 { Ok(proof) } else { Err(ProofError::Request) }
+    }
 }
 
 macro_rules! documents {

@@ -166,6 +166,21 @@ async fn a_revoked_node_is_not_let_in_again_and_is_told_so_by_what_was_signed_an
 }
 
 #[tokio::test]
+async fn who_has_only_the_certificate_learns_not_that_its_node_is_revoked_and_makes_no_event() {
+    let gateway = Gateway::start().await;
+    let (machine, other) = (gateway.machine().await, gateway.machine().await);
+    gateway.operator().await.revoke(machine.id(), true).await.expect("revoked");
+    gateway.works_at.hours(25);
+    let asked = challenged(&gateway, asks(&machine)).await.expect("challenged");
+    let refused = asked.prove(&Machine { key: other.key, ..machine }).await.expect_err("refused");
+    assert_eq!(token(&refused), (Code::InvalidArgument, Some(Reason::JoinInvalid)));
+    assert!(refused.message().contains("the proof does not hold"), "{refused:?}");
+    assert!(!has_revocation(&refused));
+    assert_eq!(gateway.events("security.renew.refused").await.len(), 0);
+    gateway.stop().await;
+}
+
+#[tokio::test]
 async fn a_revocation_that_only_the_worker_has_refuses_a_rejoin_with_an_event_too() {
     let gateway = Gateway::start().await;
     let machine = gateway.machine().await;

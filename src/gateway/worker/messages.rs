@@ -137,6 +137,8 @@ pub enum Told {
         node: NodeId,
         /// Of that certificate, hex.
         serial: String,
+        /// Its key, SubjectPublicKeyInfo.
+        key: Der,
         /// The worker's clock.
         time: ServerTime,
         /// Taken once.

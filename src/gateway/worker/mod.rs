@@ -16,6 +16,7 @@ mod keys;
 mod link;
 mod messages;
 mod rejoin;
+mod renew;
 mod serve;
 mod ticket;
 
@@ -51,10 +52,7 @@ use crate::model::{CommandId, Digest, NodeId, Reason, Role, ServerTime};
 use crate::wire::bundle::{LIST, TrustBundle};
 use crate::wire::der::Der;
 use crate::wire::dsse::{self, Audience, CANCEL_TYPE, COMMAND_TYPE, Document, Envelope, SignError, sign};
-use crate::wire::enroll::{
-    Issued, JoinAnswer, RenewAnswer, RenewProof, X509POP, join_request_digest, renew_request_digest,
-};
-use crate::wire::frames::read_envelope;
+use crate::wire::enroll::{Issued, JoinAnswer, X509POP, join_request_digest};
 use crate::wire::link::Endpoint;
 use crate::wire::report::Leave;
 use crate::wire::revocation::Revocation;
@@ -62,6 +60,7 @@ use crate::wire::{pb, shape};
 
 /// A command or ticket lives at most this long, ten years: its end must be a time that can be written.
 const LONGEST_LIFE_S: u64 = 10 * 365 * 24 * 3600;
+
 /// A proof of a renewal holds this long, either way.
 const PROOF_AGE: Duration = Duration::from_secs(60);
 
@@ -446,69 +445,6 @@ impl Worker {
             return Err(invalid("the token is empty or too long"));
         }
         Ok((csr, role, Digest::of(&token)))
-    }
-
-    fn renew(&self, request: &[u8], leaf: &[u8], now: ServerTime) -> Result<Told, AskError> {
-        let request = match shape::decode::<pb::RenewRequest>(request) {
-            Ok(request) => request,
-            Err(error) => return Ok(invalid(&error.to_string())),
-        };
-        let (csr, holder) = match self.check_renewal(&request, leaf, now) {
-            Ok(checked) => checked,
-            Err(refused) => return Ok(refused),
-        };
-        let renews = |enrolment: &mut Enrolment| {
-            enrolment.used(&holder.serial)?;
-            enrolment.renew(&holder)
-        };
-        let (issued, bundle, noted) = match self.issue(&csr, renews, renew_request_digest(&request), now)? {
-            Ok(issued) => issued,
-            Err(refused) => return Ok(refused),
-        };
-        let signed = self.sign_pinned::<RenewAnswer>(&RenewAnswer(issued))?;
-        let response =
-            pb::RenewResponse { signed_response: Some(signed.into()), trust_bundle: Some(bundle.into()) };
-        tracing::info!(node = %noted.node, until = %noted.not_after, "certificate renewed");
-        Ok(Told::Renewed(Der(response.encode_to_vec().into()), Box::new(noted)))
-    }
-
-    /// Who asks, proven by the key of a certificate of ours that holds now.
-    fn check_renewal(
-        &self,
-        request: &pb::RenewRequest,
-        leaf: &[u8],
-        now: ServerTime,
-    ) -> Result<(Csr, enrol::Holder), Told> {
-        let csr = Csr::verify(&request.csr).map_err(|error| invalid(&error.to_string()))?;
-        let holder = self.ca.holder(leaf, &self.trust_domain).ok_or_else(|| {
-            let message = "the certificate is none of this deployment's nodes".to_owned();
-            Told::Refused { reason: Reason::WrongIdentity, message }
-        })?;
-        if holder.not_after <= now {
-            let message = "the certificate has run out; join again".to_owned();
-            return Err(Told::Refused { reason: Reason::CertificateExpired, message });
-        }
-        let proof = request.proof.clone().ok_or_else(|| invalid("the proof is missing"))?;
-        let proof = read_envelope(proof).map_err(|error| invalid(&error.to_string()))?;
-        let audience = Audience { trust_domain: self.trust_domain.clone(), node_id: holder.node.clone() };
-        let proof: dsse::Verified<RenewProof> =
-            dsse::verify_document(&proof, &holder.key, Some(&audience))
-                .map_err(|error| invalid(&format!("the proof does not hold: {error}")))?;
-        let proof = proof.get();
-        if proof.csr_sha256 != Digest::of(&request.csr) {
-            return Err(invalid("the proof is over another certificate request"));
-        }
-        let mut challenges = self.challenges.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = match &proof.challenge {
-            Some(text) => challenges.take(text, proof.issued_at, now),
-            None => proof.issued_at.since(now).max(now.since(proof.issued_at)) <= PROOF_AGE,
-        };
-        if !taken {
-            let message = format!("the proof is of {}, and it is {now}", proof.issued_at);
-            let challenge = self.with_rng(|rng| challenges.give(now, rng));
-            return Err(Told::ProofTime { time: now, challenge, message });
-        }
-        Ok((csr, holder))
     }
 
     /// Issues a certificate to the node that `whose` names. From its judgement to the record of the certificate nobody

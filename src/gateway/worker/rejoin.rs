@@ -10,7 +10,8 @@ use super::enrol::{Enrolment, Holder, RejoinTry};
 use super::{AskError, Csr, Told, Worker, invalid};
 use crate::model::limits::{CHAIN, JOIN_FACTS};
 use crate::model::{Reason, ServerTime};
-use crate::wire::dsse::{self, Audience, Envelope};
+use crate::wire::der::Der;
+use crate::wire::dsse::{Audience, Envelope};
 use crate::wire::enroll::{REJOIN_BYTES, RejoinProof, X509POP, join_request_digest, rejoin_digest};
 use crate::wire::{pb, shape};
 
@@ -27,7 +28,8 @@ impl Worker {
         };
         let mut challenges = self.join_challenges.lock().unwrap_or_else(PoisonError::into_inner);
         let challenge = self.with_rng(|rng| challenges.give(now, rng));
-        Told::Challenged { node: holder.node, serial: holder.serial, time: now, challenge }
+        let key = Der(holder.key.spki().to_vec().into());
+        Told::Challenged { node: holder.node, serial: holder.serial, key, time: now, challenge }
     }
 
     /// Lets a node in again that has proven itself.
@@ -86,13 +88,9 @@ impl Worker {
         now: ServerTime,
     ) -> Result<(), Told> {
         let audience = Audience { trust_domain: self.trust_domain.clone(), node_id: holder.node.clone() };
-        let proof: dsse::Verified<RejoinProof> =
-            dsse::verify_document(proof, &holder.key, Some(&audience))
-                .map_err(|error| invalid(&format!("the proof does not hold: {error}")))?;
+        let proof = RejoinProof::verify(proof, &holder.key, audience, join_request_digest(request))
+            .map_err(|error| invalid(&error.to_string()))?;
         let proof = proof.get();
-        if proof.request_sha256 != join_request_digest(request) {
-            return Err(invalid("the proof is over another request"));
-        }
         let mut challenges = self.join_challenges.lock().unwrap_or_else(PoisonError::into_inner);
         if challenges.take(&proof.challenge, proof.issued_at, now) {
             return Ok(());

@@ -6,6 +6,8 @@ use super::*;
 use crate::wire::bundle::Trust;
 use crate::wire::dsse::{CommandRoots, PublicKey, signing_key, verify_document};
 use crate::wire::enroll::SealingKey;
+use crate::wire::enroll::{RenewAnswer, RenewProof};
+use crate::wire::frames::read_envelope;
 use crate::wire::report::LeaveKind;
 
 mod rejoin;

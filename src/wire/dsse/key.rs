@@ -82,6 +82,12 @@ impl PublicKey {
         Ok(Self { algorithm, spki: der.into(), raw: raw.into(), id: Digest::of(der) })
     }
 
+    /// Its SubjectPublicKeyInfo, DER.
+    #[must_use]
+    pub fn spki(&self) -> &[u8] {
+        &self.spki
+    }
+
     /// SHA-256 of the SubjectPublicKeyInfo: what a signature names its key by.
     pub fn id(&self) -> Digest {
         self.id
