@@ -25,7 +25,7 @@ use crate::failpoint;
 use crate::model::limits::ID_BYTES;
 use crate::model::{Digest, Incarnation, NodeId, Reason};
 use crate::wire::der::Der;
-use crate::wire::dsse::{Audience, PublicKey};
+use crate::wire::dsse::{Audience, Envelope, PublicKey};
 use crate::wire::enroll::{REJOIN_BYTES, RejoinProof, X509POP, join_request_digest};
 use crate::wire::frames::read_envelope;
 use crate::wire::version::{self, Range};
@@ -238,11 +238,10 @@ impl Service {
             }
             Told::Challenged { node, serial, key, time, challenge } => {
                 let renewing = Renewing { node, serial, incarnation: None, session: None, rejoins: true };
+                let given = challenge.clone();
+                let rejoining = Box::new(Rejoining { request, digest, key, given, renewing, _place: place });
                 let challenge = pb::AttestationChallenge { challenge, server_time_ms: time.0 };
-                Ok(Begins::Challenged {
-                    challenge,
-                    rejoining: Box::new(Rejoining { request, digest, key, renewing, _place: place }),
-                })
+                Ok(Begins::Challenged { challenge, rejoining })
             }
             other => Err(self.refused(other)),
         }
@@ -265,16 +264,8 @@ impl Service {
             }
         };
         let proof = read_envelope(proof).map_err(|error| self.join_invalid(&error.to_string()))?;
-        let Rejoining { request, digest, key, renewing, _place } = rejoining;
-        // Whoever has no more than the certificate learns nothing of its node, and tells nobody anything.
-        let audience =
-            Audience { trust_domain: self.0.settings.trust_domain.clone(), node_id: renewing.node.clone() };
-        PublicKey::from_spki(&key.0).map_err(|error| self.join_invalid(&error.to_string())).and_then(
-            |key| {
-                RejoinProof::verify(&proof, &key, audience, digest)
-                    .map_err(|error| self.join_invalid(&error.to_string()))
-            },
-        )?;
+        self.check_proof(&rejoining, &proof)?;
+        let Rejoining { request, renewing, _place, .. } = rejoining;
         let hindered = self.0.store.not_renewed(renewing.clone()).await;
         if let Some(reason) = hindered.map_err(|error| self.internal(&error))? {
             let refused = self.not_renewed(reason);
@@ -290,6 +281,21 @@ impl Service {
             }
             other => Err(self.refused(other)),
         }
+    }
+
+    /// Whoever has no more than a certificate, or than what was said once before, learns nothing of its node and tells
+    /// nobody anything.
+    fn check_proof(&self, rejoining: &Rejoining, proof: &Envelope) -> Result<(), Status> {
+        let key = PublicKey::from_spki(&rejoining.key.0);
+        let key = key.map_err(|error| self.join_invalid(&error.to_string()))?;
+        let node_id = rejoining.renewing.node.clone();
+        let node = Audience { trust_domain: self.0.settings.trust_domain.clone(), node_id };
+        let proof = RejoinProof::verify(proof, &key, node, rejoining.digest);
+        let proof = proof.map_err(|error| self.join_invalid(&error.to_string()))?;
+        if proof.get().challenge == rejoining.given {
+            return Ok(());
+        }
+        Err(self.join_invalid("the proof is over another challenge than the one that was given"))
     }
 
     fn join_invalid(&self, message: &str) -> Status {
@@ -390,6 +396,8 @@ struct Rejoining {
     digest: Digest,
     /// Of the old certificate.
     key: Der,
+    /// The challenge.
+    given: String,
     renewing: Renewing,
     _place: Option<OwnedSemaphorePermit>,
 }

@@ -168,12 +168,13 @@ pub(super) fn snapshot(conn: &Connection, db: &Path) -> rusqlite::Result<Snapsho
 pub(super) fn snapshot_of(conn: &Connection, db: &Path, commands: u64) -> rusqlite::Result<Snapshot> {
     let head = schema::head(conn)?;
     let schema = conn.query_row("PRAGMA user_version", [], |row| row.get(0))?;
-    let count = |state| rows::count(conn, state);
+    let counted = rows::counts(conn)?;
+    let count = |state| counted.iter().filter(|(of, _)| *of == state).map(|(_, count)| count).sum();
     let counts = Counts {
-        accepted: count(State::Accepted)?,
-        running: count(State::Running)?,
-        done: count(State::Done)?,
-        tombstones: count(State::Tombstone)?,
+        accepted: count(State::Accepted),
+        running: count(State::Running),
+        done: count(State::Done),
+        tombstones: count(State::Tombstone),
     };
     let commands: Vec<_> = rows::newest(conn, commands)?.into_iter().map(line_of).collect();
     let all = counts.accepted + counts.running + counts.done + counts.tombstones;

@@ -90,7 +90,7 @@ impl Memory {
     /// A host's: every statement of a command's life and of the lazy writes.
     pub const HOST: Self = Self { statements: 32, page_kib: None };
     /// One node of many in a process: the statements of a command alone.
-    pub const ONE_OF_MANY: Self = Self { statements: 12, page_kib: Some(12) };
+    pub const ONE_OF_MANY: Self = Self { statements: 10, page_kib: Some(12) };
 }
 
 /// What opening needs.

@@ -113,6 +113,12 @@ pub(super) fn count(conn: &Connection, state: State) -> rusqlite::Result<u64> {
     conn.query_row("SELECT count(*) FROM commands WHERE state = ?", [state], |row| unsigned(row, 0))
 }
 
+/// Commands of each state that there is, read once.
+pub(super) fn counts(conn: &Connection) -> rusqlite::Result<Vec<(State, u64)>> {
+    let mut counts = conn.prepare("SELECT state, count(*) FROM commands GROUP BY state")?;
+    counts.query_map([], |row| Ok((row.get(0)?, unsigned(row, 1)?)))?.collect()
+}
+
 /// Commands whose result is still owed or to come.
 pub(super) fn owed(conn: &Connection) -> rusqlite::Result<u64> {
     conn.query_row("SELECT count(*) FROM commands WHERE state < 4", [], |row| unsigned(row, 0))

@@ -57,7 +57,7 @@ pub(super) fn connect(db: &Path, vfs: Option<&CStr>) -> rusqlite::Result<Connect
         None => Connection::open_with_flags(db, flags)?,
     };
     conn.busy_timeout(std::time::Duration::from_millis(BUSY_MS))?;
-    // A value that is bound where a partial index might do otherwise has the statement compiled again at each use.
+    // docs/decisions/0099-statements-are-not-compiled-for-their-values.md
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     conn.set_prepared_statement_cache_capacity(Memory::HOST.statements);
     Ok(conn)

@@ -22,6 +22,7 @@ use crate::wire::version::Range;
 /// The journal's log on a host: above SQLite's checkpoint at 1,000 pages of 4 KiB, so that commits overwrite it and
 /// never make it grow.
 pub const WAL_BYTES: u64 = 4 << 20;
+
 /// What a node is built from.
 #[derive(Clone)]
 pub struct Options {

@@ -21,12 +21,11 @@ use super::events::EventFlow;
 use super::machine::{Beat, Input, Intent, Machine, Now, Offered, Output, State};
 use super::outbox::Outgoing;
 use super::resend::Resend;
-use super::signing::Unsigned;
 use super::status::SessionStatus;
 use super::{Credentials, SessionParts};
 use crate::failpoint;
-use crate::journal::{AckOf, EventPage, PendingEvents, Unacked};
-use crate::model::{JournalId, Reason, ServerTime};
+use crate::journal::{AckOf, Durable, EventPage, PendingEvents, Unacked};
+use crate::model::{Done, JournalId, Reason, ServerTime};
 use crate::wire::frames::{Inbound, Notice, Welcome};
 use crate::wire::link::{Endpoint, Link, LinkEnd};
 use crate::wire::pb;
@@ -85,7 +84,7 @@ pub(super) struct Driver {
     reading: Pending<Unacked>,
     reading_events: Pending<EventPage>,
     /// A result on its way to the wire.
-    signing: Pending<Result<pb::CommandUpdate, Unsigned>>,
+    signing: Pending<Result<pb::CommandUpdate, Durable<Done>>>,
     /// It is signed and waits for room.
     signed: Option<pb::CommandUpdate>,
     /// The key could not sign: nothing is asked of it until this is over.
@@ -107,7 +106,7 @@ enum Event {
     Applied,
     Read(Unacked),
     ReadEvents(EventPage),
-    Signed(Result<pb::CommandUpdate, Unsigned>),
+    Signed(Result<pb::CommandUpdate, Durable<Done>>),
     Rested,
     Renamed,
     News,
@@ -285,7 +284,7 @@ impl Driver {
                 // The queue may have filled up meanwhile.
                 self.signed = Some(update);
             }
-            Event::Signed(Err(unsigned)) => self.key_failed(unsigned),
+            Event::Signed(Err(done)) => self.key_failed(&done),
             Event::Room | Event::Rested | Event::Renamed | Event::News => {}
             Event::Outgoing(None) => self.outbox_ended = true,
             Event::Outgoing(Some(outgoing)) => self.say(outgoing),

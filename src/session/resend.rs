@@ -18,6 +18,10 @@ pub(super) struct Resend {
     /// Read from the journal, not yet said.
     page: VecDeque<Durable<Done>>,
     owed: Read,
+    /// A read is under way: what it finds may have been acked since.
+    reading: bool,
+    /// Acked while it is.
+    acked: Vec<CommandId>,
     /// So many of the outbox's next results may have been read from the journal too.
     suspects: usize,
 }
@@ -30,8 +34,6 @@ pub(super) enum Read {
     Nothing,
     /// From behind this position on; absent is the start.
     Behind(Option<u64>),
-    /// It is under way.
-    UnderWay,
 }
 
 impl Resend {
@@ -39,9 +41,8 @@ impl Resend {
     pub(super) fn after_hello(said: &[Durable<Done>], next: Option<u64>) -> Self {
         Self {
             said: said.iter().map(|done| done.id.clone()).collect(),
-            page: VecDeque::new(),
             owed: next.map_or(Read::Nothing, |next| Read::Behind(Some(next))),
-            suspects: 0,
+            ..Self::default()
         }
     }
 
@@ -54,7 +55,8 @@ impl Resend {
     pub(super) fn begin_read(&mut self) -> Option<Option<u64>> {
         match self.owed {
             Read::Behind(position) if self.page.is_empty() => {
-                self.owed = Read::UnderWay;
+                self.owed = Read::Nothing;
+                self.reading = true;
                 Some(position)
             }
             _ => None,
@@ -63,7 +65,7 @@ impl Resend {
 
     /// Whether results that the journal holds are still to be said.
     pub(super) fn rest_waits(&self) -> bool {
-        !self.page.is_empty() || self.owed != Read::Nothing
+        !self.page.is_empty() || self.reading || self.owed != Read::Nothing
     }
 
     /// A result found no room: everything unacked is read again, but what was said stays said. A read that is under way
@@ -75,7 +77,11 @@ impl Resend {
     /// A page has been read; `queued` results wait in the outbox.
     pub(super) fn read(&mut self, page: Unacked, queued: usize) {
         self.page.extend(page.results.into_iter().filter(|done| !self.said.contains(&done.id)));
-        if self.owed == Read::UnderWay {
+        self.reading = false;
+        for id in self.acked.drain(..) {
+            self.said.remove(&id);
+        }
+        if self.owed == Read::Nothing {
             self.owed = page.next.map_or(Read::Nothing, |next| Read::Behind(Some(next)));
         }
         self.suspects = queued;
@@ -108,7 +114,14 @@ impl Resend {
 
     /// These are stored by the control plane. While suspects are left they stay said: one of them may be among these.
     pub(super) fn acked(&mut self, ids: &[CommandId]) {
-        for id in ids.iter().filter(|_| self.suspects == 0) {
+        if self.suspects > 0 {
+            return;
+        }
+        if self.reading {
+            self.acked.extend_from_slice(ids);
+            return;
+        }
+        for id in ids {
             self.said.remove(id);
         }
     }

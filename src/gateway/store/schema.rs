@@ -171,7 +171,7 @@ pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
         db.execute_batch(&format!("BEGIN IMMEDIATE; {steps} PRAGMA user_version = {SCHEMA}; COMMIT"))
             .map_err(sqlite)?;
     }
-    // A value that is bound where a partial index might do otherwise has the statement compiled again at each use.
+    // docs/decisions/0099-statements-are-not-compiled-for-their-values.md
     db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map_err(sqlite)?;
     db.set_prepared_statement_cache_capacity(64);
     // From here on the writer waits for other processes itself.

@@ -55,15 +55,24 @@ async fn challenged(gateway: &Gateway, request: pb::JoinRequest) -> Result<Chall
 }
 
 impl Challenged {
-    async fn prove(mut self, machine: &Machine) -> Result<JoinAnswer, Status> {
+    async fn prove(self, machine: &Machine) -> Result<JoinAnswer, Status> {
+        let proof = self.proof(machine);
+        self.say(proof).await
+    }
+
+    fn proof(&self, machine: &Machine) -> Option<pb::Envelope> {
         let body = RejoinProof {
             trust_domain: "lab.example".into(),
             node_id: machine.id(),
             request_sha256: join_request_digest(&self.request),
-            challenge: self.challenge.challenge,
+            challenge: self.challenge.challenge.clone(),
             issued_at: ServerTime(self.challenge.server_time_ms),
         };
-        let answer = pb::AttestationAnswer { proof: proof(RejoinProof::TYPE, &body, machine) };
+        proof(RejoinProof::TYPE, &body, machine)
+    }
+
+    async fn say(mut self, proof: Option<pb::Envelope>) -> Result<JoinAnswer, Status> {
+        let answer = pb::AttestationAnswer { proof };
         let frame = pb::JoinFrame { frame: Some(pb::join_frame::Frame::Answer(answer)) };
         self.say.send(frame).await.expect("room");
         let answer = within("an answer", self.answers.message()).await?.expect("an answer");
@@ -171,11 +180,19 @@ async fn who_has_only_the_certificate_learns_not_that_its_node_is_revoked_and_ma
     let (machine, other) = (gateway.machine().await, gateway.machine().await);
     gateway.operator().await.revoke(machine.id(), true).await.expect("revoked");
     gateway.works_at.hours(25);
-    let asked = challenged(&gateway, asks(&machine)).await.expect("challenged");
-    let refused = asked.prove(&Machine { key: other.key, ..machine }).await.expect_err("refused");
-    assert_eq!(token(&refused), (Code::InvalidArgument, Some(Reason::JoinInvalid)));
-    assert!(refused.message().contains("the proof does not hold"), "{refused:?}");
-    assert!(!has_revocation(&refused));
+    // With what it has heard once, too: a request and its proof.
+    let request = asks(&machine);
+    let heard = challenged(&gateway, request.clone()).await.expect("challenged").proof(&machine);
+    let again = challenged(&gateway, request.clone()).await.expect("challenged").say(heard);
+    let asked = challenged(&gateway, request).await.expect("challenged");
+    let thief = Machine { key: other.key, ..machine };
+    let strange = asked.prove(&thief);
+    for (refused, why) in [(again.await, "another challenge"), (strange.await, "the proof does not hold")] {
+        let refused = refused.expect_err("refused");
+        assert_eq!(token(&refused), (Code::InvalidArgument, Some(Reason::JoinInvalid)));
+        assert!(refused.message().contains(why), "{refused:?}");
+        assert!(!has_revocation(&refused));
+    }
     assert_eq!(gateway.events("security.renew.refused").await.len(), 0);
     gateway.stop().await;
 }

@@ -161,7 +161,7 @@ impl Enrolment {
         let db = Connection::open(path)?;
         // Several gateways may serve one store, and with it one worker's files.
         db.busy_timeout(BUSY)?;
-        // A value that is bound where a partial index might do otherwise has the statement compiled again at each use.
+        // docs/decisions/0099-statements-are-not-compiled-for-their-values.md
         db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
         db.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
         db.pragma_update(None, "synchronous", "FULL")?;

@@ -60,7 +60,6 @@ use crate::wire::{pb, shape};
 
 /// A command or ticket lives at most this long, ten years: its end must be a time that can be written.
 const LONGEST_LIFE_S: u64 = 10 * 365 * 24 * 3600;
-
 /// A proof of a renewal holds this long, either way.
 const PROOF_AGE: Duration = Duration::from_secs(60);
 

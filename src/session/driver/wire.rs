@@ -13,7 +13,7 @@ use crate::model::{Answer, AnswerState, Command, Digest, Done, Reason};
 use crate::session::load;
 use crate::session::machine::Beat;
 use crate::session::outbox::{Outgoing, result_frame};
-use crate::session::signing::{Unsigned, sign};
+use crate::session::signing::sign;
 use crate::wire::frames::{Delivery, command_update, event_batch};
 use crate::wire::pb;
 use crate::wire::pb::node_frame::Frame;
@@ -92,13 +92,10 @@ impl Driver {
     }
 
     /// What needs the key waits in the journal; everything else goes on.
-    pub(super) fn key_failed(&mut self, unsigned: Unsigned) {
-        self.resend.put_off(&unsigned.done.id);
+    pub(super) fn key_failed(&mut self, done: &Done) {
+        self.resend.put_off(&done.id);
         self.put_off = true;
-        let rest = tokio::time::sleep(self.rest);
-        let hangs = unsigned.hangs.unwrap_or_else(|| std::future::ready(()).boxed());
-        // One that hangs is not asked again before it has answered: each question has a thread.
-        self.key_rests = Some(hangs.then(|()| rest).boxed());
+        self.key_rests = Some(tokio::time::sleep(self.rest).boxed());
         self.rest = self.rest.saturating_mul(2).min(LONGEST_REST);
     }
 

@@ -230,35 +230,3 @@ async fn while_the_key_errs_everything_else_is_said_and_what_it_owes_follows_onc
     let (again, _) = until_quiet(&mut far).await;
     assert_eq!(ids(&again), [""; 0], "once each");
 }
-
-#[tokio::test]
-async fn while_the_key_hangs_everything_else_is_said_and_what_it_owes_follows_once_it_answers() {
-    let (state, journal) = state();
-    let (key, signer) = Moody::signer();
-    let (mut node, credentials) = node_that_signs(&["gw1.lab.example"], state, journal, None, signer);
-    let (_, mut far) = node.live().await;
-    key.held.store(true, Ordering::SeqCst);
-    let signed_later = barrier(&node.journal, "c-1").await;
-    node.outbox.send(Outgoing::Result(signed_later));
-    node.outbox.send(Outgoing::Result(result(&node.journal, "c-2", 10).await));
-    node.outbox.send(Outgoing::Result(barrier(&node.journal, "c-3").await));
-    node.outbox.send(accepted("c-4"));
-    let patience = Duration::from_secs(30);
-    let mut update = async || loop {
-        match tokio::time::timeout(patience, next(&mut far)).await.expect("it comes") {
-            Some(Up::CommandUpdate(update)) => return update,
-            Some(Up::Heartbeat(heartbeat)) => far.send(ack(heartbeat.seq)),
-            Some(_) => {}
-            None => panic!("the session ended"),
-        }
-    };
-    assert_eq!(update().await.command_id, "c-2");
-    assert_eq!(update().await.command_id, "c-4");
-    assert_eq!(key.asked.load(Ordering::SeqCst), 1, "it is not asked again while it hangs");
-    key.held.store(false, Ordering::SeqCst);
-    let said = [update().await, update().await];
-    assert_eq!(ids(&said), ["c-1", "c-3"]);
-    assert!(
-        said.iter().all(|update| !signed(update, &credentials.signer).fact.command_id.as_str().is_empty())
-    );
-}
