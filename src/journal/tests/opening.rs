@@ -249,10 +249,9 @@ async fn no_statement_is_compiled_again_for_the_values_that_are_bound_to_it() {
     let machine = Machine::new();
     let journal = machine.start();
     let again = journal.submit(|core| {
-        let sql = "SELECT result_seq FROM commands WHERE id = ? AND state = ?";
-        let mut statement = core.conn.prepare(sql)?;
-        for state in [2, 4, 3] {
-            statement.exists(rusqlite::params!["c-1", state])?;
+        let mut statement = core.conn.prepare("SELECT id FROM commands WHERE attempt = ? LIMIT ?")?;
+        for (attempt, limit) in [(1, 2), (0, 1), (2, 3)] {
+            statement.exists([attempt, limit])?;
         }
         Ok(statement.get_status(rusqlite::StatementStatus::RePrepare))
     });

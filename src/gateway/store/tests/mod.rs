@@ -153,9 +153,9 @@ impl Bench {
 async fn no_statement_is_compiled_again_for_the_values_that_are_bound_to_it() {
     let bench = Bench::new().await;
     let again = bench.store.run(|db| {
-        let mut statement = db.prepare("SELECT 1 FROM nodes WHERE node_id = ? AND state = ?")?;
-        for state in ["connected", "disconnected", "connected"] {
-            statement.exists(["n-1", state])?;
+        let mut statement = db.prepare("SELECT id FROM commands WHERE state = ? LIMIT ?")?;
+        for (state, limit) in [("pending", 1), ("dispatched", 2), ("running", 3)] {
+            statement.exists(rusqlite::params![state, limit])?;
         }
         Ok(statement.get_status(rusqlite::StatementStatus::RePrepare))
     });
