@@ -189,12 +189,24 @@ fn decode(encoded: &str, length: usize) -> Result<Body, TicketError> {
         Ok(Versioned { v: 1 }) => {}
         Ok(Versioned { v }) => return Err(TicketError::Version(v.to_string())),
         Err(error) if error.is_eof() => return Err(cut),
-        Err(error) => return Err(TicketError::Damaged(error.to_string())),
+        Err(error) => return Err(TicketError::Damaged(without_values(&error.to_string()))),
     }
     strict::parse(&json).map_err(|error| match error {
         StrictError::UnsupportedField(field) => TicketError::UnknownField(field),
-        StrictError::Invalid(detail) => TicketError::Damaged(detail),
+        StrictError::Invalid(detail) => TicketError::Damaged(without_values(&detail)),
     })
+}
+
+/// serde's words, but for values: any of them may be the token, in the wrong place.
+fn without_values(detail: &str) -> String {
+    if ["missing field `", "duplicate field `"].iter().any(|fields| detail.starts_with(fields)) {
+        return detail.to_owned();
+    }
+    let place = detail.rsplit_once(" at line ").and_then(|(_, place)| place.split_once(" column "));
+    match place.map(|(line, column)| (line.parse::<u32>(), column.parse::<u32>())) {
+        Some((Ok(line), Ok(column))) => format!("it is no ticket's JSON at line {line} column {column}"),
+        _ => "it is no ticket's JSON".into(),
+    }
 }
 
 #[cfg(test)]
@@ -267,6 +279,33 @@ mod tests {
         assert_eq!(unknown, TicketError::UnknownField("proxy".into()));
         let doubled = parse(&line(&json(1, r#","site":"ams1""#, LATER))).unwrap_err();
         assert!(matches!(doubled, TicketError::Damaged(_)), "{doubled}");
+    }
+
+    #[test]
+    fn a_damaged_ticket_shows_no_token_wherever_that_stands_and_still_says_which_field_is_missing() {
+        let whole: serde_json::Value = serde_json::from_str(&json(1, "", LATER)).unwrap();
+        for field in whole.as_object().unwrap().keys().filter(|field| *field != "token") {
+            for wrong in [
+                serde_json::json!("bt_7Hq"),
+                serde_json::json!(["bt_7Hq"]),
+                serde_json::json!({"a": "bt_7Hq"}),
+            ] {
+                let mut body = whole.clone();
+                body[field] = wrong;
+                if let Err(error) = parse(&line(&body.to_string())) {
+                    assert!(!error.to_string().contains("bt_7Hq"), "{field}: {error}");
+                }
+            }
+            let mut body = whole.clone();
+            body.as_object_mut().unwrap().remove(field);
+            let needed = !matches!(&**field, "v" | "uses" | "site" | "labels" | "attestors");
+            let missing = TicketError::Damaged(format!("missing field `{field}`"));
+            let said = parse(&line(&body.to_string())).err().map(|error| error.to_string());
+            assert!(
+                !needed || said.clone().is_some_and(|said| said.starts_with(&missing.to_string()[..40])),
+                "{said:?}"
+            );
+        }
     }
 
     #[test]

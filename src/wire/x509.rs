@@ -6,13 +6,15 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// Reads a certificate, DER; None where it is none, or not the whole of the bytes, or where the library that verifies chains
-/// reads another key or serial in it: one of them may pass over what the other one takes.
+/// reads another key, serial or URI in it: one of them may pass over what the other one takes, such as a name whose tag says
+/// that it is a list.
 pub fn read(der: &[u8]) -> Option<X509Certificate<'_>> {
     let (rest, certificate) = X509Certificate::from_der(der).ok()?;
     let whole = CertificateDer::from(der);
     let verified = EndEntityCert::try_from(&whole).ok()?;
     let same = *verified.subject_public_key_info() == *certificate.public_key().raw
-        && verified.serial() == certificate.raw_serial();
+        && verified.serial() == certificate.raw_serial()
+        && uris(&certificate)?.into_iter().eq(verified.valid_uri_names());
     (rest.is_empty() && same).then_some(certificate)
 }
 
