@@ -43,14 +43,13 @@ fn check(bytes: &[u8]) -> bool {
     };
     assert!(!ticket.endpoints.is_empty() && !ticket.trust_domain.is_empty());
     assert!(!ticket.token.reveal().is_empty() && ticket.expires_at > BUILT);
-    // The same text may stand where it is no secret.
-    let token = ticket.token.reveal();
-    let elsewhere = format!("{} {:?} {}", ticket.trust_domain, ticket.endpoints, ticket.expires_at.0);
-    let hidden = token.len() < 6 || elsewhere.contains(token) || !format!("{ticket:?}").contains(token);
-    assert!(hidden, "{ticket:?}");
     let json = BASE64URL_NOPAD.decode(text.trim().strip_prefix("bcd1.").expect("a ticket").as_bytes());
     let json = json.expect("base64");
     assert_eq!(line(&json), text.trim(), "one ticket, one text");
+    let mut other: serde_json::Value = serde_json::from_slice(&json).expect("JSON");
+    other["token"] = "another".into();
+    let other = Ticket::parse(&line(other.to_string().as_bytes()), BUILT).expect("a ticket");
+    assert_eq!(format!("{ticket:?}"), format!("{other:?}"), "a log shows the token");
     let Some(Body::Nodes(members)) = parse(Format::Json, &json) else { panic!("no object") };
     let mut seen = std::collections::BTreeSet::new();
     for member in members {
