@@ -107,7 +107,7 @@ fn a_newer_trust_bundle_comes_in_a_session_and_its_gateways_are_dialed_next() {
     assert!(taken["version"].as_u64() >= Some(2), "{taken}");
     assert_ne!(std::fs::read(lab.path("node/identity.json")).expect("an identity"), before);
     assert_eq!(epoch(&lab), Some(1), "the session went on\n{}", lab.logs());
-    lab.kill_gateway();
+    lab.kill_gateway_beside();
     until("a session with the second gateway", || {
         let gateway = lab.status()?["session"]["live"]["gateway_id"].as_str()?.to_owned();
         (gateway != first).then_some(())
