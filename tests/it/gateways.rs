@@ -129,7 +129,7 @@ fn a_killed_gateways_node_goes_on_at_the_other_one() {
     let mut pair = Pair::new();
     let long = pair.lab.enqueue_program("long", "; sleep 2");
     until("its start", || (pair.lab.runs("long") == 1).then_some(()));
-    pair.lab.kill_gateway();
+    pair.lab.kill_gateway_beside();
     let id = pair.probe(1);
     assert_eq!(pair.ended(&id, 1).state, "succeeded");
     assert_eq!(pair.ended(&long, 1).state, "succeeded");
