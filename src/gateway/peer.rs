@@ -35,7 +35,7 @@ impl Peer {
     /// itself would not read as its own.
     pub fn read(leaf: &CertificateDer<'_>, trust_domain: &str) -> Result<Self, BadPeer> {
         let bad = |what| BadPeer { trust_domain: trust_domain.to_owned(), what };
-        let certificate = x509::read(leaf).ok_or_else(|| bad("it cannot be read"))?;
+        let (certificate, _) = x509::read(leaf).ok_or_else(|| bad("it cannot be read"))?;
         let names = certificate
             .subject_alternative_name()
             .map_err(|_| bad("its names cannot be read"))?

@@ -225,23 +225,28 @@ impl Service {
             hub.refuse(Code::FailedPrecondition, reason, &message, None)
         })?;
         let again = request.attestor == X509POP;
-        let digest = join_request_digest(&request);
-        let request = Der(request.encode_to_vec().into());
-        if again && request.0.len() > REJOIN_BYTES {
+        let encoded = Der(request.encode_to_vec().into());
+        if again && encoded.0.len() > REJOIN_BYTES {
             // What is asked is kept until its proof is here.
             return Err(self.join_invalid("the request is too long for a re-join"));
         }
         let place = if again { Some(hub.proof_place()?) } else { None };
-        match hub.worker.ask(Ask::Join(request.clone())).await {
+        match hub.worker.ask(Ask::Join(encoded.clone())).await {
             Told::Joined(response, noted) => {
                 self.relay(&response, *noted, None).await.map(Box::new).map(Begins::Ends)
             }
             Told::Challenged { node, serial, key, time, challenge } => {
                 let renewing = Renewing { node, serial, incarnation: None, session: None, rejoins: true };
-                let given = challenge.clone();
-                let rejoining = Box::new(Rejoining { request, digest, key, given, renewing, _place: place });
+                let rejoining = Rejoining {
+                    digest: join_request_digest(&request),
+                    request: encoded,
+                    key,
+                    given: challenge.clone(),
+                    renewing,
+                    _place: place,
+                };
                 let challenge = pb::AttestationChallenge { challenge, server_time_ms: time.0 };
-                Ok(Begins::Challenged { challenge, rejoining })
+                Ok(Begins::Challenged { challenge, rejoining: Box::new(rejoining) })
             }
             other => Err(self.refused(other)),
         }

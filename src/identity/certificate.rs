@@ -77,8 +77,7 @@ impl Leaf {
     /// # Errors
     /// See [`CertificateError`].
     pub fn read(der: &CertificateDer<'_>) -> Result<Self, CertificateError> {
-        let certificate = x509::read(der).ok_or(CertificateError::Malformed)?;
-        let uris = x509::uris(&certificate).ok_or(CertificateError::Malformed)?;
+        let (certificate, uris) = x509::read(der).ok_or(CertificateError::Malformed)?;
         let name = only(&uris, SPIFFE)?;
         let role = only(&uris, ROLE)?;
         let (trust_domain, site, node_id) =

@@ -122,7 +122,7 @@ fn genuine() -> &'static [(Vec<u8>, Option<Leaf>)] {
 
 /// What a certificate's signature is over.
 fn x509_words(der: &[u8]) -> Option<Vec<u8>> {
-    Some(x509::read(der)?.tbs_certificate.as_ref().to_vec())
+    Some(x509::read(der)?.0.tbs_certificate.as_ref().to_vec())
 }
 
 fn node_root() -> &'static [u8] {

@@ -335,7 +335,7 @@ fn a_revocation_names_the_certificates_of_its_node_and_holds_under_the_pinned_ke
     };
     let own = audience(node.issued.node_id.as_str());
     let revocation = Revocation::verify(&envelope, &pins.key, &own).unwrap();
-    let leaf = crate::wire::x509::read(&node.issued.chain[0].0).unwrap();
+    let (leaf, _) = crate::wire::x509::read(&node.issued.chain[0].0).unwrap();
     assert!(revocation.names(&data_encoding::HEXLOWER.encode(leaf.raw_serial())));
     assert!(!revocation.names("4b"));
     assert_eq!(reason(&lab.renew(&node, NOW, |_| {})), Some(Reason::CertificateRevoked));

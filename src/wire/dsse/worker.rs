@@ -142,8 +142,7 @@ impl CommandRoots {
 
 /// The one worker's name of a leaf, and its key.
 fn read(leaf: &CertificateDer<'_>) -> Result<(String, Digest), WorkerError> {
-    let certificate = x509::read(leaf).ok_or(WorkerError::Malformed)?;
-    let uris = x509::uris(&certificate).ok_or(WorkerError::Malformed)?;
+    let (certificate, uris) = x509::read(leaf).ok_or(WorkerError::Malformed)?;
     let mut workers = uris.iter().filter_map(|uri| uri.strip_prefix(WORKER));
     let (Some(name), None) = (workers.next(), workers.next()) else { return Err(WorkerError::Name) };
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');

@@ -10,6 +10,7 @@ use crate::wire::report::Signer;
 fn serial(node: &Node) -> String {
     let leaf = crate::wire::x509::read(&rustls::pki_types::CertificateDer::from(&*node.issued.chain[0].0))
         .expect("a leaf")
+        .0
         .raw_serial()
         .to_vec();
     data_encoding::HEXLOWER.encode(&leaf)
